@@ -1,0 +1,89 @@
+"""The `numba-meta` command (page 6 of the design): command lines come in, text goes to standard output, all else to standard error.
+
+    app.py        the group of commands             generate.py chat.py bench.py devices.py pull.py info.py   one command each
+    options.py    options that commands share       session.py    the only file here that calls the Python API of a model
+    terminal.py   lines, progress, tables           machine.py    what `devices` measures
+
+Exit status: 0, 1 (failed), 2 (wrong use); 130 after Ctrl-C, 141 when the reader of a pipe has gone. Heavy modules are imported where a
+command needs them, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from numba_meta.cli.app import State, app
+from numba_meta.cli.terminal import say
+from numba_meta.errors import NumbaMetaError
+
+INTERRUPTED = 128 + 2
+PIPE_CLOSED = 128 + 13
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line `arguments` (without the program's name; None: those of the process) and return its exit status.
+
+    Whatever goes wrong ends in one line on standard error; `--debug` or NUMBA_META_DEBUG=1 adds the traceback.
+    """
+    state = State(debug=os.environ.get("NUMBA_META_DEBUG", "0") not in ("", "0"))
+    _never_fail_to_encode()
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        with app.make_context("numba-meta", words, obj=state) as context:
+            app.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_output()
+        return PIPE_CLOSED
+    except Exception as error:
+        if state.debug:
+            traceback.print_exc()
+        message, status = describe_failure(error)
+        say(f"numba-meta: {message}")
+        return status
+    return 0
+
+
+def describe_failure(error: Exception) -> tuple[str, int]:
+    """The line that a user reads for `error`, and the exit status."""
+    if isinstance(error, click.ClickException):
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "numba-meta"
+        return f"{_one_line(error.format_message())} (see '{command} --help')", error.exit_code
+    if isinstance(error, NumbaMetaError):
+        return _one_line(str(error)), error.exit_status
+    if isinstance(error, MemoryError):
+        return "this machine is out of memory; use a smaller --ctx-size or a smaller model", 1
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}", 1
+    return f"unexpected {type(error).__name__}: {_one_line(str(error))}; this is a fault of numba-meta: --debug shows where", 1
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _never_fail_to_encode() -> None:
+    """A terminal that cannot show a character gets a replacement for it instead of an error in the middle of a text."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
+
+
+def _silence_output() -> None:
+    """Let the interpreter flush into nothing at exit; a second report of a closed pipe helps nobody."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.dup2(nothing, stream.fileno())
+        except (OSError, ValueError):  # a stream without a descriptor has nothing to flush
+            continue

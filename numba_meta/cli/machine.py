@@ -1,0 +1,129 @@
+"""What this machine has: cores, memory, copy bandwidth, and what CUDA and MPI would still need. Data only; `devices` prints it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+COPY_BYTES = 256 << 20  # beyond the caches of most machines
+COPY_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class CpuReport:
+    """The CPU device: `copy_bandwidth` in bytes per second, read and written both counted."""
+
+    name: str
+    n_usable_cores: int
+    n_cores: int
+    kernels: str
+    memory_bytes: int
+    free_bytes: int
+    copy_bandwidth: float
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that CUDA devices or ranks need: whether it is `present`, and what to do where it is not."""
+
+    name: str
+    present: bool
+    remedy: str
+
+
+def cpu_report() -> CpuReport:
+    """Look at the CPU and measure its copies, in about half a second."""
+    from numba_meta.kernels.cpu.isa import detect
+
+    n_usable = len(os.sched_getaffinity(0))
+    total, free = memory()
+    return CpuReport(
+        name=cpu_name(),
+        n_usable_cores=n_usable,
+        n_cores=os.cpu_count() or n_usable,
+        kernels=detect().name.lower(),
+        memory_bytes=total,
+        free_bytes=free,
+        copy_bandwidth=copy_bandwidth(n_usable, min(COPY_BYTES, free // 8)),
+    )
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of memory in all and free, within the limit of the control group that this process is in."""
+    fields = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        fields[key] = int(value.split()[0]) * 1024 if value.split()[1:] == ["kB"] else 0
+    total, free = fields["MemTotal"], fields["MemAvailable"]
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = int(Path(limit_file).read_text()), int(Path(used_file).read_text())
+        except (OSError, ValueError):  # no such hierarchy, or "max": no limit
+            continue
+        if limit < total:
+            total, free = limit, min(free, max(0, limit - used))
+    return total, free
+
+
+def copy_bandwidth(n_threads: int, n_bytes: int) -> float:
+    """Bytes per second, read and written, of `n_threads` that together copy `n_bytes` of memory: the best of a few rounds."""
+    import numpy as np
+
+    part = max(1, n_bytes // n_threads)
+    sources = [np.full(part, 1, np.uint8) for _ in range(n_threads)]
+    targets = [np.zeros_like(source) for source in sources]
+    best = 0.0
+    with ThreadPoolExecutor(n_threads) as pool:
+        for _ in range(COPY_ROUNDS + 1):  # the first touches the pages
+            start = time.perf_counter()
+            list(pool.map(np.copyto, targets, sources))
+            best = max(best, 2 * part * n_threads / (time.perf_counter() - start))
+    return best
+
+
+def cuda_requirements() -> tuple[Requirement, ...]:
+    """What CUDA devices need from this machine."""
+    return (
+        Requirement("NVIDIA driver", _has_library("libcuda.so.1"), "install the driver of your GPU"),
+        Requirement("numba-cuda", _has_package("numba_cuda"), "pip install 'numba-meta[cuda13]', or cuda12 for an older driver"),
+    )
+
+
+def mpi_requirements() -> tuple[Requirement, ...]:
+    """What several ranks need from this machine."""
+    return (
+        Requirement("mpi4py", _has_package("mpi4py"), "pip install 'numba-meta[mpi]'"),
+        Requirement("mpirun", shutil.which("mpirun") is not None, "pip install 'numba-meta[mpi]' brings Open MPI"),
+    )
+
+
+def _has_package(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _has_library(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,156 @@
+"""Options that several commands take, named as users of llama.cpp know them where the meaning is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from numba_meta.dtypes import CACHE_TYPES
+
+CACHE_TYPE = click.Choice([dtype.name for dtype in CACHE_TYPES])
+
+
+def finite(_context: click.Context, _parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse `nan` and infinity, which the bounds of a range let pass."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
+def counts(minimum: int) -> Callable[[str], tuple[int, ...]]:
+    """A reader of lists like `128,512` of whole numbers from `minimum` up."""
+
+    def read(text: str | tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(text, tuple):
+            return text
+        if not all(part.strip().isdecimal() and int(part) >= minimum for part in text.split(",")):
+            raise click.BadParameter(f"{text!r} is not a list of whole numbers from {minimum} up, like 128,512.")
+        return tuple(int(part) for part in text.split(","))
+
+    return read
+
+
+def cache_types(text: str) -> tuple[str, ...]:
+    """Read a list like `f16,q8_0` of types of the KV cache."""
+    types = tuple(part.strip() for part in text.split(","))
+    for name in types:
+        if name not in CACHE_TYPE.choices:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(CACHE_TYPE.choices)}.")
+    return types
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded: the arguments of `numba_meta.load` that the command line offers. `ctx_size` 0 is the model's own."""
+
+    devices: str = "cpu:0"
+    tensor_split: str | None = None
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+    ctx_size: int = 0
+    batch_size: int = 2048
+    ubatch_size: int = 512
+    parallel: int | None = None
+    kv_unified: bool = True
+    exact: bool = False
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How the next token is chosen and when to stop; None leaves a rule out."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _number(*names: str, least: int = 1, **settings: Any) -> Decorator:
+    return click.option(*names, type=click.IntRange(min=least), metavar="N", **settings)
+
+
+def _fraction(*names: str, **settings: Any) -> Decorator:
+    return click.option(*names, type=click.FloatRange(min=0, max=1), callback=finite, metavar="P", **settings)
+
+
+VERBOSE_OPTION = click.option("-v", "--verbose", is_flag=True, help="Print what was decided: cuts, memory, kernels, threads.")
+BATCH_OPTIONS: tuple[Decorator, ...] = (
+    _number("-b", "--batch-size", default=2048, show_default=True, help="Upper limit of --ubatch-size."),
+    _number("-ub", "--ubatch-size", default=512, show_default=True, help="Prompt tokens computed at once."),
+    click.option("--exact", is_flag=True, help="32-bit activations and cache instead of 8 and 16 bits."),
+)
+LOAD_OPTIONS: tuple[Decorator, ...] = (
+    click.option(
+        "-dev", "--device", "devices", default="cpu:0", show_default=True, metavar="LIST",
+        help="Devices to run on: cpu:0,cpu:0 are two devices on this CPU, cpu:0?mem=2G has 2 GiB of memory.",
+    ),
+    click.option("-ts", "--tensor-split", metavar="W,…", help="What part of the model each device gets, like 55,45.  [default: equal]"),
+    _number("-t", "--threads", help="CPU threads over all devices.  [default: all cores]"),
+    _number("-c", "--ctx-size", least=0, default=0, help="Tokens that the KV cache has room for.  [default: what the model allows]"),
+    click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys.  [default: f16, f32 with --exact]"),
+    click.option("-ctv", "--cache-type-v", type=CACHE_TYPE, help="Type of the cached values.  [default: f16, f32 with --exact]"),
+    *BATCH_OPTIONS,
+)  # fmt: skip
+SEQUENCE_OPTIONS: tuple[Decorator, ...] = (
+    _number("-np", "--parallel", help="Sequences decoded together.  [default: one per prompt]"),
+    click.option(
+        "-kvu/-no-kvu", "--kv-unified/--no-kv-unified", default=True,
+        help="Sequences share the KV cache's cells, or each has its part.  [default: share]",
+    ),
+)  # fmt: skip
+GENERATION_OPTIONS: tuple[Decorator, ...] = (
+    click.option(
+        "--temp", "temperature", type=click.FloatRange(min=0), callback=finite, default=0.0, show_default=True, metavar="T",
+        help="0 takes the likeliest token, more gives more surprise.",
+    ),
+    _number("--top-k", least=0, help="Choose among the N likeliest; 0: all."),
+    _fraction("--top-p", help="Choose among the likeliest that make up P."),
+    _fraction("--min-p", help="Leave out what is less likely than P times the likeliest."),
+    click.option(
+        "--repeat-penalty", type=click.FloatRange(min=0, min_open=True), callback=finite, metavar="X",
+        help="Above 1: tokens of the text so far become less likely.",
+    ),
+    _number("-s", "--seed", least=0, help="The same seed gives the same text.  [default: another each time]"),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given again."),
+    click.option("--ignore-eos", is_flag=True, help="Go on past the end that the model chooses."),
+)  # fmt: skip
+
+
+def with_options(*options: Decorator) -> Decorator:
+    """Give a command `options`, which its help lists in their order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def gathered(argument: str, kind: type[Any], *options: Decorator) -> Decorator:
+    """Give a command `options` and hand their values to it as one `kind`, a dataclass, in `argument`."""
+    names = {field.name for field in dataclasses.fields(kind)}
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gather(**values: Any) -> Any:
+            own = {name: values.pop(name) for name in names & values.keys()}
+            return command(**{argument: kind(**own)}, **values)
+
+        return with_options(*options)(gather)
+
+    return decorate

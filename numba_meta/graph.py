@@ -1,0 +1,53 @@
+"""Graphs: tensors in the order in which they are computed.
+
+`Graph.apply` is the one way in: it asks the operation for the result's shape, so that a node that exists fits its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numba_meta.dtypes import DType
+from numba_meta.errors import ShapeError
+from numba_meta.tensor import Role, Rows, Tensor, contiguous_strides, pad_shape
+
+
+class Graph:
+    """Leaves and nodes of one computation. Nodes are in topological order: sources come before what reads them."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.leaves: list[Tensor] = []
+        self.nodes: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self._names: set[str] = set()
+
+    def leaf(self, name: str, dtype: DType, shape: Sequence[int], role: Role, rows: Rows | None = None) -> Tensor:
+        """A weight, input or cache tensor; contiguous."""
+        full = pad_shape(shape)
+        tensor = Tensor(self._claim(name), dtype, full, contiguous_strides(dtype, full), role=role, rows=rows)
+        self.leaves.append(tensor)
+        return tensor
+
+    def apply(self, op: str, *sources: Tensor, name: str = "", **params: Any) -> Tensor:
+        """Adds the result of an operation. Raises `ShapeError` where the sources do not fit it."""
+        from numba_meta.ops import operation
+
+        tensor = operation(op).result(self._claim(name or f"{op}_{len(self.nodes)}"), sources, params)
+        self.nodes.append(tensor)
+        return tensor
+
+    def output(self, tensor: Tensor) -> Tensor:
+        """Marks a tensor that the host reads after a step."""
+        self.outputs.append(tensor)
+        return tensor
+
+    def _claim(self, name: str) -> str:
+        if name in self._names:
+            raise ShapeError(f"two tensors of {self.name} would be called {name}; names are unique in a graph")
+        self._names.add(name)
+        return name
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self.leaves)} leaves, {len(self.nodes)} nodes>"

@@ -1,0 +1,192 @@
+"""The parts of attention that single steps and prompts share: weights of a chunk, its fold into the total, lists of cells."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from numba_meta.dtypes import DType
+from numba_meta.kernels.cpu.attention_io import n_vectors
+from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS, add_values, dot_keys, sum_lanes
+from numba_meta.kernels.cpu.simd import (
+    fma,
+    load_i32,
+    store_f32,
+    store_i32,
+    vf_load,
+    vf_max,
+    vf_reduce_max,
+    vf_splat,
+    vf_store,
+    vf_sum,
+    vf_zero,
+    vi_splat,
+    vi_store,
+)
+from numba_meta.kernels.cpu.simd_math import device_function, exp_f32, stack_buffer, vf_exp, vf_store_part, vi_iota
+
+CHUNK = 256  # positions; chunks begin at its multiples
+IOTA_BYTES = 4 * CHUNK + 64
+
+
+@device_function
+def first_attended(position, window):  # type: ignore[no-untyped-def]
+    """The lowest position that a row attends to."""
+    return max(0, position - window + 1) if window > 0 else 0
+
+
+@device_function
+def fill_iota(buffer):  # type: ignore[no-untyped-def]
+    """0 .. 256 as int32 (and more: IOTA_BYTES are written)."""
+    lanes = vi_iota()
+    for i in range(CHUNK // 16 + 1):
+        vi_store(buffer + 64 * i, lanes)
+        lanes = lanes + vi_splat(np.int32(16))
+
+
+@device_function
+def any_hole(table, begin, end):  # type: ignore[no-untyped-def]
+    """Whether a slot of begin..end has no cell."""
+    lowest = np.int32(0)
+    for slot in range(begin, end):
+        lowest = min(lowest, load_i32(table + 4 * slot))
+    return lowest < 0
+
+
+@device_function
+def list_cells(table, begin, end, cells, slots):  # type: ignore[no-untyped-def]
+    """Lists the slots of begin..end that have a cell, and their cells; gives how many."""
+    n = 0
+    for slot in range(begin, end):
+        cell = load_i32(table + 4 * slot)
+        if cell >= 0:
+            store_i32(cells + 4 * n, cell)
+            store_i32(slots + 4 * n, np.int32(slot))
+            n += 1
+    return n
+
+
+@device_function
+def hide_scores(scores, table, begin, end, holes):  # type: ignore[no-untyped-def]
+    """-inf to the scores outside begin..end, in the vectors that these slots touch, and to slots without a cell."""
+    hidden = np.float32(-np.inf)
+    for slot in range(begin // 16 * 16, begin):
+        store_f32(scores + 4 * slot, hidden)
+    for slot in range(end, (end + 15) // 16 * 16):
+        store_f32(scores + 4 * slot, hidden)
+    if holes:
+        for slot in range(begin, end):
+            if load_i32(table + 4 * slot) < 0:
+                store_f32(scores + 4 * slot, hidden)
+
+
+@device_function
+def weigh(scores, begin, end):  # type: ignore[no-untyped-def]
+    """Scores become e^(score - m) in place; gives their maximum m and sum: lanes by position, then halves. Some slot must be attended."""
+    low, high = begin // 16, (end + 15) // 16
+    largest = vf_splat(np.float32(-np.inf))
+    for i in range(low, high):
+        largest = vf_max(largest, vf_load(scores + 64 * i))
+    m = vf_reduce_max(largest)
+    top, total = vf_splat(m), vf_zero()
+    for i in range(low, high):
+        weight = vf_exp(vf_load(scores + 64 * i) - top)
+        vf_store(scores + 64 * i, weight)
+        total = total + weight
+    return m, vf_sum(total)
+
+
+@device_function
+def fold(vectors, part, part_m, part_weight, total, m, weight):  # type: ignore[no-untyped-def]
+    """Adds a chunk's weighted values and weight to the total, both brought to the larger maximum; gives the new maximum and weight."""
+    if part_weight == np.float32(0.0):  # nothing attended
+        return m, weight
+    if weight == np.float32(0.0):
+        for i in range(vectors):
+            vf_store(total + 64 * i, vf_load(part + 64 * i))
+        return part_m, part_weight
+    largest = max(m, part_m)
+    old, new = exp_f32(m - largest), exp_f32(part_m - largest)
+    by_old, by_new = vf_splat(old), vf_splat(new)
+    for i in range(vectors):
+        vf_store(total + 64 * i, fma(vf_load(part + 64 * i), by_new, vf_load(total + 64 * i) * by_old))
+    return largest, fma(part_weight, new, weight * old)
+
+
+@functools.cache
+def write_result(dim: int) -> Any:
+    """A device function (total, weight, y): y = total / weight, or zeros where the weight is 0; `dim` float32."""
+    vectors, rest = dim // 16, dim % 16
+
+    @device_function
+    def write(total, weight, y):  # type: ignore[no-untyped-def]
+        divisor = vf_splat(weight if weight != np.float32(0.0) else np.float32(1.0))
+        for i in range(vectors):
+            vf_store(y + 64 * i, vf_load(total + 64 * i) / divisor)
+        if rest > 0:
+            vf_store_part(y + 64 * vectors, vf_load(total + 64 * vectors) / divisor, rest)
+
+    return write
+
+
+_sums_buffer = stack_buffer(1024 * MAX_SHARED_HEADS)
+_scores_buffer = stack_buffer(1024 * MAX_SHARED_HEADS)
+_cells_buffer, _slots_buffer = stack_buffer(4 * CHUNK), stack_buffer(4 * CHUNK)
+
+
+@functools.cache
+def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
+    """A device function: one row's 1 to 4 heads of one KV head over the slots begin..end of a chunk; their records follow each other."""
+    dots = [dot_keys(k_type, dim_k, n) for n in range(1, MAX_SHARED_HEADS + 1)]
+    adds = [add_values(v_type, dim_v, n) for n in range(1, MAX_SHARED_HEADS + 1)]
+    dot_1, dot_2, dot_3, dot_4 = dots
+    add_1, add_2, add_3, add_4 = adds
+    vectors = n_vectors(dim_v)
+    record = 64 * vectors + 64
+
+    @device_function
+    def heads(n, q, q_head_stride, k, k_stride, v, v_stride, table, begin, end, scale, records, iota):  # type: ignore[no-untyped-def]
+        sums, scores = _sums_buffer(), _scores_buffer()
+        by = vf_splat(scale)
+        for block in range(begin // 16, (end + 15) // 16):
+            for slot in range(max(begin, 16 * block), min(end, 16 * block + 16)):
+                cell = load_i32(table + 4 * slot)
+                if cell >= 0:
+                    key, place = k + cell * k_stride, sums + 64 * (slot - 16 * block)
+                    if n == 1:
+                        dot_1(q, q_head_stride, key, place)
+                    elif n == 2:
+                        dot_2(q, q_head_stride, key, place)
+                    elif n == 3:
+                        dot_3(q, q_head_stride, key, place)
+                    else:
+                        dot_4(q, q_head_stride, key, place)
+            for head in range(n):
+                vf_store(scores + 1024 * head + 64 * block, sum_lanes(sums + 1024 * head) * by)
+        cells, slots, first, last = table, iota, begin, end
+        holes = any_hole(table, begin, end)
+        if holes:
+            cells, slots = _cells_buffer(), _slots_buffer()
+            first, last = 0, list_cells(table, begin, end, cells, slots)
+        for head in range(n):
+            m, weight = np.float32(-np.inf), np.float32(0.0)
+            if first < last:
+                hide_scores(scores + 1024 * head, table, begin, end, holes)
+                m, weight = weigh(scores + 1024 * head, begin, end)
+            out = records + head * record
+            for i in range(vectors):
+                vf_store(out + 64 * i, vf_zero())
+            store_f32(out + 64 * vectors, m)
+            store_f32(out + 64 * vectors + 4, weight)
+        if n == 1:
+            add_1(cells, slots, first, last, v, v_stride, scores, 1024, records, record)
+        elif n == 2:
+            add_2(cells, slots, first, last, v, v_stride, scores, 1024, records, record)
+        elif n == 3:
+            add_3(cells, slots, first, last, v, v_stride, scores, 1024, records, record)
+        else:
+            add_4(cells, slots, first, last, v, v_stride, scores, 1024, records, record)
+
+    return heads

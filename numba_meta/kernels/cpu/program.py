@@ -1,0 +1,215 @@
+"""Compiled threads that walk recorded programs: a step runs here, without Python.
+
+A program is an int64 array `[n_calls, 3]`: address of a kernel, address of its arguments, 1 where the team must wait for each other before it.
+A team is the threads of one stream; its control block is an int64 array of `CONTROL_WORDS` words, one cache line per word that changes. Threads
+spin for a moment, then yield the core, then sleep on a condition variable until the next step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from numba_meta.kernels.cpu.kernel import Int, Ptr, cpu_kernel
+from numba_meta.kernels.cpu.simd import declare_ir, load_i64, pointer_ir, store_i64
+
+CALL_WORDS = 3  # kernel, arguments, barrier before
+CONTROL_WORDS = 128
+GENERATION, PROGRAM, N_CALLS, N_THREADS, ARRIVED, FINISHED, STOP, SLEEPING, MUTEX, CONDITION = (8 * i for i in range(10))
+_SPINS = 2000  # about 20 us: a barrier inside a step is shorter than that when every thread has a core
+_YIELDS = 4000  # then milliseconds: the pause between two steps
+_i64 = ir.IntType(64)
+_i32 = ir.IntType(32)
+
+
+@intrinsic
+def atomic_add(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Adds to the int64 at an address; the old value."""
+
+    def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
+        return b.atomic_rmw("add", pointer_ir(b, a[0], _i64), a[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_load(typingctx, address):  # type: ignore[no-untyped-def]
+    """The int64 at an address, ordered before what follows."""
+    return types.int64(types.int64), lambda c, b, s, a: b.load_atomic(pointer_ir(b, a[0], _i64), "seq_cst", 8)
+
+
+@intrinsic
+def atomic_store(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Writes an int64, ordered after what came before."""
+
+    def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
+        b.store_atomic(a[1], pointer_ir(b, a[0], _i64), "seq_cst", 8)
+        return c.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def call_kernel(typingctx, address, arguments, thread, n_threads):  # type: ignore[no-untyped-def]
+    """Calls a kernel at an address."""
+
+    def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
+        kind = ir.FunctionType(ir.VoidType(), [_i64] * 3)
+        b.call(b.inttoptr(a[0], kind.as_pointer()), a[1:])
+        return c.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+
+def _libc(symbol: str, n_pointers: int) -> Any:
+    """A function of the C library that takes addresses and gives an int."""
+
+    def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
+        byte = ir.IntType(8).as_pointer()
+        function = declare_ir(b, symbol, _i32, [byte] * n_pointers)
+        return b.call(function, [b.inttoptr(x, byte) for x in a])
+
+    if n_pointers == 0:
+
+        def call0(typingctx):  # type: ignore[no-untyped-def]
+            return types.int32(), codegen
+
+        return intrinsic(call0)
+    if n_pointers == 1:
+
+        def call1(typingctx, x):  # type: ignore[no-untyped-def]
+            return types.int32(types.int64), codegen
+
+        return intrinsic(call1)
+
+    def call2(typingctx, x, y):  # type: ignore[no-untyped-def]
+        return types.int32(types.int64, types.int64), codegen
+
+    return intrinsic(call2)
+
+
+yield_core = _libc("sched_yield", 0)
+mutex_lock = _libc("pthread_mutex_lock", 1)
+mutex_unlock = _libc("pthread_mutex_unlock", 1)
+condition_wait = _libc("pthread_cond_wait", 2)
+condition_broadcast = _libc("pthread_cond_broadcast", 1)
+
+
+@njit(nogil=True)
+def wait_until(address, target):  # type: ignore[no-untyped-def]
+    """Until the counter at an address has reached a value: spins, then yields."""
+    spins = 0
+    while atomic_load(address) < target:
+        spins += 1
+        if spins > _SPINS:
+            yield_core()
+
+
+@njit(nogil=True)
+def barrier(counter, n_threads):  # type: ignore[no-untyped-def]
+    """Until all `n_threads` threads have come here. The counter only grows."""
+    before = atomic_add(counter, 1)
+    wait_until(counter, before - before % n_threads + n_threads)
+
+
+@njit(nogil=True)
+def walk(control, thread):  # type: ignore[no-untyped-def]
+    """Runs this thread's share of every call of the team's program."""
+    program = load_i64(control + 8 * PROGRAM)
+    n_threads = load_i64(control + 8 * N_THREADS)
+    for i in range(load_i64(control + 8 * N_CALLS)):
+        call = program + 8 * CALL_WORDS * i
+        if n_threads > 1 and load_i64(call + 16) != 0:
+            barrier(control + 8 * ARRIVED, n_threads)
+        call_kernel(load_i64(call), load_i64(call + 8), thread, n_threads)
+
+
+@njit(nogil=True)
+def wait_for_step(control, seen):  # type: ignore[no-untyped-def]
+    """Until the generation has moved on from `seen`; the new one."""
+    for i in range(_SPINS + _YIELDS):
+        now = atomic_load(control + 8 * GENERATION)
+        if now != seen:
+            return now
+        if i > _SPINS:
+            yield_core()
+    mutex_lock(control + 8 * MUTEX)
+    atomic_add(control + 8 * SLEEPING, 1)
+    now = atomic_load(control + 8 * GENERATION)
+    while now == seen:
+        condition_wait(control + 8 * CONDITION, control + 8 * MUTEX)
+        now = atomic_load(control + 8 * GENERATION)
+    atomic_add(control + 8 * SLEEPING, -1)
+    mutex_unlock(control + 8 * MUTEX)
+    return now
+
+
+@njit(nogil=True)
+def start_step(control):  # type: ignore[no-untyped-def]
+    """Lets the team's threads run its program once."""
+    atomic_add(control + 8 * GENERATION, 1)
+    if atomic_load(control + 8 * SLEEPING) != 0:
+        mutex_lock(control + 8 * MUTEX)
+        condition_broadcast(control + 8 * CONDITION)
+        mutex_unlock(control + 8 * MUTEX)
+
+
+@cpu_kernel
+def worker(thread, n_threads, control: Ptr, own_index: Int):  # type: ignore[no-untyped-def]
+    """The life of one thread of a team: a step at each new generation, until it is told to stop."""
+    seen = 0
+    while True:
+        seen = wait_for_step(control, seen)
+        if load_i64(control + 8 * STOP) != 0:
+            break
+        walk(control, own_index)
+        atomic_add(control + 8 * FINISHED, 1)
+
+
+@cpu_kernel
+def wake(thread, n_threads, control: Ptr):  # type: ignore[no-untyped-def]
+    """Lets a team look up: for a new step, or to see that it must stop."""
+    start_step(control)
+
+
+@cpu_kernel
+def run_step(thread, n_threads, controls: Ptr, n_teams: Int):  # type: ignore[no-untyped-def]
+    """One step of several teams. The caller is thread 0 of the first team; returns when every thread of every team has finished.
+
+    `controls` is the addresses of the control blocks. FINISHED counts threads other than the caller since the team began.
+    """
+    for i in range(n_teams):
+        start_step(load_i64(controls + 8 * i))
+    first = load_i64(controls)
+    walk(first, 0)
+    atomic_add(first + 8 * FINISHED, 1)
+    for i in range(n_teams):
+        control = load_i64(controls + 8 * i)
+        wait_until(control + 8 * FINISHED, atomic_load(control + 8 * GENERATION) * load_i64(control + 8 * N_THREADS))
+
+
+@cpu_kernel
+def meet(thread, n_threads, counter: Ptr, total: Int):  # type: ignore[no-untyped-def]
+    """All threads of all devices wait for each other: before a reduction reads what the others wrote."""
+    barrier(counter, total)
+
+
+@cpu_kernel
+def record_event(thread, n_threads, event: Ptr):  # type: ignore[no-untyped-def]
+    """Counts an event up, after all that this thread did before."""
+    if thread == 0:
+        atomic_add(event, 1)
+
+
+@cpu_kernel
+def wait_event(thread, n_threads, event: Ptr, seen: Ptr):  # type: ignore[no-untyped-def]
+    """Waits until an event has been recorded once more than this stream has waited for it; `seen` (int64) counts the waits.
+
+    The first thread waits for all: the call after this one must have a barrier before it.
+    """
+    if thread == 0:
+        wait_until(event, load_i64(seen) + 1)
+        store_i64(seen, load_i64(seen) + 1)

@@ -1,0 +1,290 @@
+"""A context: a model on devices, its cache, and its recorded steps. Batches go in, rows of logits come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuDevice, CpuStep, CpuStream
+from numba_meta.dtypes import DType
+from numba_meta.errors import NumbaMetaError
+from numba_meta.graph import Graph
+from numba_meta.memory.placement import round_up
+from numba_meta.memory.workspace import Workspace
+from numba_meta.models.builder import BatchShape
+from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells, plan_cache
+from numba_meta.models.weights import WeightPlan
+from numba_meta.schedule.infer import SplitGraph, infer_splits
+from numba_meta.schedule.plan import StepPlan, plan_step
+from numba_meta.schedule.record import Binder, InputBlock
+from numba_meta.split.policy import CutPlan
+from numba_meta.split.state import MIRRORED, SplitState
+from numba_meta.tensor import Role, Tensor
+
+SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and sequences may share one
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens of one step, int32 `[n]` each; `outputs` are the rows that give logits, in order."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    sequences: np.ndarray
+    cells: np.ndarray
+    window_cells: np.ndarray
+    outputs: np.ndarray
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a recording can take in one step."""
+
+    n_rows: int
+    n_outputs: int
+
+
+class Recording:
+    """A step that is bound to memory: valid while its workspace has the generation that it was made for."""
+
+    def __init__(self, plan: StepPlan, step: CpuStep, inputs: dict[str, np.ndarray], logits: np.ndarray, workspace: Workspace[CpuBuffer]) -> None:
+        self.plan = plan
+        self._step = step
+        self._inputs = inputs
+        self._logits = logits
+        self._workspace = workspace
+        self._generation = workspace.generation
+
+    @property
+    def is_valid(self) -> bool:
+        return self._generation == self._workspace.generation
+
+    def run(self, batch: Batch) -> np.ndarray:
+        """Logits `[len(batch.outputs), n_vocab]`, float32, a view that the next step overwrites."""
+        n, n_outputs, inputs = len(batch.tokens), len(batch.outputs), self._inputs
+        inputs["n_tokens"][0] = n
+        inputs["n_outputs"][0] = n_outputs
+        inputs["tokens"][:n] = batch.tokens
+        inputs["positions"][:n] = batch.positions
+        inputs["sequences"][:n] = batch.sequences
+        inputs["cells"][:n] = batch.cells
+        if "window_cells" in inputs:
+            inputs["window_cells"][:n] = batch.window_cells
+        inputs["output_rows"][:n_outputs] = batch.outputs
+        self._step.run()
+        return self._logits[:n_outputs]
+
+
+class Context:
+    """Devices with weights, a cache of `shape`, and recordings by capacity."""
+
+    def __init__(
+        self,
+        build: Callable[[BatchShape], Graph],
+        cuts: CutPlan,
+        devices: Sequence[CpuDevice],
+        weights: tuple[WeightPlan, list[CpuBuffer]],
+        shape: CacheShape,
+        cache_types: tuple[DType, DType],
+        exact: bool,
+        ubatch_size: int,
+    ) -> None:
+        self._build = build
+        self._cuts = cuts
+        self.weight_plan, self._weight_buffers = weights
+        self._cache_types = cache_types
+        self._exact = exact
+        self.devices = tuple(devices)
+        self.shape = shape
+        self.ubatch_size = ubatch_size
+        self.cells = Cells(shape)
+        self._recordings: dict[Capacity, Recording] = {}
+        self._meetings = np.zeros(8, np.int64)
+        self._buffers: list[CpuBuffer] = []
+        self._streams = [CpuStream(d.name, d.n_threads, caller_joins=i == 0) for i, d in enumerate(self.devices)]
+        names = [d.name for d in self.devices]
+        self._small_workspaces: dict[Capacity, Workspace[CpuBuffer]] = {}
+        self._large_workspace = Workspace(names, self._allocate_workspace, self._release)
+        try:
+            self.cache_plan = self._place_cache()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- steps -------------------------------------------------------------------------------------------------------------------------
+
+    def decode(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int], capacity: Capacity | None = None) -> np.ndarray:
+        """Appends tokens to their sequences in one step; logits of the rows `outputs`.
+
+        At most `ubatch_size` rows; more than SMALL_ROWS must belong to one sequence. Where the step cannot be made, nothing is appended.
+        """
+        recording = self.recording(capacity or self.capacity_for(len(tokens), len(outputs)))
+        batch = self._next_batch(tokens, sequences, outputs)
+        return recording.run(batch)
+
+    def capacity_for(self, n_rows: int, n_outputs: int) -> Capacity:
+        """The smallest of a few capacities that a batch fits, so that few recordings serve all batches."""
+        if n_rows == 1:
+            return Capacity(1, 1)
+        if n_rows <= SMALL_ROWS:
+            return Capacity(SMALL_ROWS, SMALL_ROWS)
+        if n_rows <= self.ubatch_size:
+            return Capacity(self.ubatch_size, 1 if n_outputs <= 1 else self.ubatch_size)
+        raise NumbaMetaError(f"a step of {n_rows} rows is larger than ubatch_size {self.ubatch_size}; split it")
+
+    def _next_batch(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]) -> Batch:
+        n = len(tokens)
+        positions, cells, window_cells = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
+        taken: list[tuple[int, int]] = []
+        at = 0
+        try:
+            while at < n:
+                stop = at + 1
+                while stop < n and sequences[stop] == sequences[at]:
+                    stop += 1
+                sequence = sequences[at]
+                start = self.cells.length(sequence)
+                cells[at:stop], window_cells[at:stop] = self.cells.take(sequence, stop - at)
+                taken.append((sequence, start))
+                positions[at:stop] = range(start, start + stop - at)
+                at = stop
+        except NumbaMetaError:
+            for sequence, start in reversed(taken):
+                self.cells.truncate(sequence, start)
+            raise
+        return Batch(
+            np.asarray(tokens, np.int32), positions, np.asarray(sequences, np.int32), cells, window_cells, np.asarray(outputs, np.int32)
+        )
+
+    # ---- recordings --------------------------------------------------------------------------------------------------------------------
+
+    def recording(self, capacity: Capacity) -> Recording:
+        """The recorded step of a capacity; made at its first use, and again when its memory has moved."""
+        known = self._recordings.get(capacity)
+        if known is None or not known.is_valid:
+            known = self._recordings[capacity] = self._record(self.plan(capacity))
+        return known
+
+    def plan(self, capacity: Capacity) -> StepPlan:
+        """The plan of a step of this capacity (pure: nothing is allocated)."""
+        return plan_step(self._split(capacity), [d.n_threads for d in self.devices], self._exact, ALIGNMENT)
+
+    def _split(self, capacity: Capacity) -> SplitGraph:
+        shape = self.shape
+        batch = BatchShape(
+            n_rows=capacity.n_rows,
+            n_outputs=capacity.n_outputs,
+            n_sequences=shape.n_sequences,
+            n_positions=shape.n_positions,
+            n_cells=shape.n_cells,
+            n_window_cells=shape.n_window_cells * shape.n_sequences,
+            cache_type_k=self._cache_types[0],
+            cache_type_v=self._cache_types[1],
+        )
+        return infer_splits(self._build(batch), self._leaf_state, len(self.devices))
+
+    def _leaf_state(self, leaf: Tensor) -> SplitState:
+        if leaf.role is Role.WEIGHT:
+            return self._cuts.weight(leaf.name)
+        kind, _, layer = leaf.name.partition(".")
+        if kind in ("cache_k", "cache_v"):
+            state: SplitState = getattr(self._cuts.layers[int(layer)], kind)
+            return state
+        return MIRRORED
+
+    def _record(self, plan: StepPlan) -> Recording:
+        workspace = self._workspace_for(plan)
+        if not workspace.fits(plan.workspace):
+            workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
+        bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
+        block, host = self._input_block(plan)
+        binder = Binder(plan, bases, block, self._persistent_address)
+        total = sum(d.n_threads for d in self.devices)
+        programs = [binder.record(i, self._meetings, total) for i in range(len(self.devices))]
+        output = plan.devices[0].graph.graph.outputs[0]
+        offset = binder.address(0, output) - bases[0]
+        first = workspace.buffers[0]
+        assert first is not None
+        logits = first.data[offset : offset + output.n_bytes].view(np.float32).reshape(output.shape[1], output.shape[0])
+        return Recording(plan, CpuStep(self._streams, programs), host, logits, workspace)
+
+    def _workspace_for(self, plan: StepPlan) -> Workspace[CpuBuffer]:
+        """Small steps keep memory of their own for good; large ones share one that may grow."""
+        n_rows = next(leaf.shape[0] for leaf in plan.split.graph.leaves if leaf.name == "tokens")
+        n_outputs = next(leaf.shape[0] for leaf in plan.split.graph.leaves if leaf.name == "output_rows")
+        if n_rows > SMALL_ROWS:
+            return self._large_workspace
+        names = [d.name for d in self.devices]
+        return self._small_workspaces.setdefault(Capacity(n_rows, n_outputs), Workspace(names, self._allocate_workspace, self._release))
+
+    def _input_block(self, plan: StepPlan) -> tuple[InputBlock, dict[str, np.ndarray]]:
+        """The inputs of a step as the host writes them, and memory for each device's copy."""
+        offsets, end = {}, 0
+        leaves = [leaf for leaf in plan.split.graph.leaves if leaf.role is Role.INPUT]
+        for leaf in leaves:
+            offsets[leaf.name] = end
+            end = round_up(end + leaf.n_bytes, 8)
+        host = np.zeros(end // 8 + 1, np.int64).view(np.uint8)
+        copies = [device.allocate(end, "inputs") for device in self.devices]
+        self._buffers += copies
+        views = {
+            leaf.name: host[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes].view(np.int64 if leaf.dtype.block_bytes == 8 else np.int32)
+            for leaf in leaves
+        }
+        return InputBlock(host.ctypes.data, tuple(copy.address for copy in copies), end, offsets), views
+
+    # ---- memory ------------------------------------------------------------------------------------------------------------------------
+
+    def _place_cache(self) -> CachePlan:
+        """Allocates the cache (by share) and the cell tables (on every device)."""
+        leaves = [leaf for leaf in self._split(Capacity(1, 1)).graph.leaves if leaf.role is Role.CACHE]
+        kept = [leaf for leaf in leaves if leaf.name.startswith("cache_")]
+        rows = [(leaf.name, leaf.dtype, leaf.shape[0], leaf.shape[1], self._leaf_state(leaf)) for leaf in kept]
+        plan = plan_cache(rows, len(self.devices), ALIGNMENT)
+        tables = [leaf for leaf in leaves if not leaf.name.startswith("cache_")]
+        self._addresses: list[dict[str, int]] = []
+        for index, device in enumerate(self.devices):
+            cache = device.allocate(plan.placement.simple_bytes(index), "the KV cache")
+            self._buffers.append(cache)
+            addresses = {binding.entry.name: cache.address + binding.offsets[index] for binding in plan.bindings}
+            for leaf in tables:
+                table = device.allocate(leaf.n_bytes, leaf.name)
+                self._buffers.append(table)
+                addresses[leaf.name] = table.address
+            base = self._weight_buffers[index].address
+            addresses |= {name: base + offsets[index] for name, offsets in self.weight_plan.offsets.items()}
+            self._addresses.append(addresses)
+        return plan
+
+    def _persistent_address(self, device: int, tensor: Tensor) -> int:
+        return self._addresses[device][tensor.name]
+
+    def _allocate_workspace(self, device: int, n_bytes: int) -> CpuBuffer:
+        return self.devices[device].allocate(n_bytes, "the workspace")
+
+    def _release(self, device: int, buffer: CpuBuffer) -> None:
+        buffer.free()
+
+    def workspace_bytes(self, device: int) -> dict[str, int]:
+        """Bytes of the workspaces that exist so far, by kind of step."""
+        kinds = {"decode" if c.n_rows == 1 else "batch": w for c, w in self._small_workspaces.items()} | {"prompt": self._large_workspace}
+        return {kind: workspace.n_bytes[device] for kind, workspace in kinds.items() if workspace.n_bytes[device]}
+
+    @property
+    def collectives_per_step(self) -> int:
+        """How often the devices meet in a step."""
+        return len(self._split(Capacity(1, 1)).collectives)
+
+    def close(self) -> None:
+        """Ends the devices' threads and gives all memory back. Twice is once."""
+        for stream in self._streams:
+            stream.close()
+        self._recordings.clear()
+        for workspace in (self._large_workspace, *self._small_workspaces.values()):
+            workspace.close()
+        for buffer in (*self._buffers, *self._weight_buffers):
+            buffer.free()
+        self._buffers.clear()
+        self._weight_buffers = []

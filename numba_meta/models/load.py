@@ -1,0 +1,148 @@
+"""From a name and options to a context on devices: every decision of a load, made before any memory is taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from numba_meta import dtypes
+from numba_meta.devices.cpu import CpuDevice
+from numba_meta.devices.parse import DeviceSpec, parse_devices
+from numba_meta.dtypes import DType
+from numba_meta.errors import ModelFileError, UsageError
+from numba_meta.graph import Graph
+from numba_meta.models import gemma3, llama
+from numba_meta.models.builder import BatchShape, GraphBuilder
+from numba_meta.models.config import ModelConfig
+from numba_meta.models.context import Context
+from numba_meta.models.gguf import GGUFFile
+from numba_meta.models.kv_cache import CacheShape, plan_cache_shape
+from numba_meta.models.weights import load_weights, plan_weights
+from numba_meta.quants import dequantize
+from numba_meta.split.cut import parse_tensor_split
+from numba_meta.split.policy import CutPlan, plan_cuts
+from numba_meta.split.rules import TensorFacts
+from numba_meta.tensor import Role
+
+Progress = Callable[[str, int, int], None]
+BUILDERS = {"llama": llama.build, "gemma3": gemma3.build}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a user may choose; see `numba_meta.load`."""
+
+    devices: str | Sequence[str] = "cpu:0"
+    tensor_split: str | Sequence[float] | None = None
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+    ctx_size: int | None = None
+    ubatch_size: int = 512
+    kv_unified: bool = True
+    parallel: int = 1
+    exact: bool = False
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """The decisions of a load."""
+
+    specs: tuple[DeviceSpec, ...]
+    n_threads: tuple[int, ...]
+    cuts: CutPlan
+    cache_shape: CacheShape
+    cache_types: tuple[DType, DType]
+
+
+def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions) -> LoadPlan:
+    """Checks the options against the model and decides cuts, cache and threads. Raises `UsageError`."""
+    specs = parse_devices(options.devices)
+    for name, value in (("ctx_size", options.ctx_size), ("ubatch_size", options.ubatch_size), ("parallel", options.parallel)):
+        if value is not None and not 1 <= value < 1 << 31:
+            raise UsageError(f"{name} {value} is impossible; expected a number from 1 on")
+    cache_types = (choose_cache_type("cache_type_k", options.cache_type_k, config, options.exact), choose_cache_type("cache_type_v", options.cache_type_v, config, options.exact))
+    ctx_size = options.ctx_size or config.context_length
+    shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size)
+    proportions = parse_tensor_split(options.tensor_split, len(specs))
+    cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types)
+    return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types)
+
+
+def choose_cache_type(option: str, name: str | None, config: ModelConfig, exact: bool) -> DType:
+    """The type of K or V in the cache: f16, or f32 in exact mode, unless told otherwise."""
+    known = {t.name: t for t in dtypes.CACHE_TYPES}
+    dtype = known.get((name or ("f32" if exact else "f16")).lower())
+    if dtype is None:
+        raise UsageError(f"{option} {name} is unknown; use one of {', '.join(known)}")
+    head_dim = config.shape.head_dim_k if option.endswith("k") else config.shape.head_dim_v
+    if head_dim % dtype.block_size:
+        raise UsageError(f"{option} {dtype.name} does not fit heads of {head_dim} elements: its blocks have {dtype.block_size}; use f16")
+    return dtype
+
+
+def choose_threads(threads: int | None, n_devices: int) -> tuple[int, ...]:
+    """Threads per device: the cores that this process may use, or `threads`, divided; every device has at least one."""
+    if threads is not None and not 1 <= threads <= 4096:
+        raise UsageError(f"threads {threads} is impossible; expected 1 to 4096")
+    total = threads or available_cores()
+    return tuple(max(1, total * (j + 1) // n_devices - total * j // n_devices) for j in range(n_devices))
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def name_devices(specs: Sequence[DeviceSpec]) -> list[str]:
+    """`cpu:0`, and `cpu:0#1`, `cpu:0#2` for further devices on the same place."""
+    seen: dict[str, int] = {}
+    names = []
+    for spec in specs:
+        n = seen[spec.name] = seen.get(spec.name, -1) + 1
+        names.append(spec.name if n == 0 else f"{spec.name}#{n}")
+    return names
+
+
+def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, progress: Progress | None) -> tuple[Context, LoadPlan]:
+    """Plans a load and carries it out: weights on their devices, an empty cache."""
+    tensors = {name: TensorFacts(info.dtype, info.shape) for name, info in file.tensors.items()}
+    plan = plan_load(config, tensors, options)
+    factors = _rope_factors(file)
+
+    def build(batch: BatchShape) -> Graph:
+        return BUILDERS[config.architecture](GraphBuilder(config, tensors, batch, factors))
+
+    smallest = BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, *plan.cache_types)
+    leaves = [leaf for leaf in build(smallest).leaves if leaf.role is Role.WEIGHT]
+    names = name_devices(plan.specs)
+    devices = [CpuDevice(spec, name, n) for spec, name, n in zip(plan.specs, names, plan.n_threads, strict=True)]
+    weight_plan = plan_weights(leaves, plan.cuts.weights, len(devices))
+
+    def report(done: int, total: int) -> None:
+        if progress:
+            progress("loading", done, total)
+
+    buffers = load_weights(file, leaves, weight_plan, devices, report)
+    try:
+        context = Context(build, plan.cuts, devices, (weight_plan, buffers), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size)
+    except BaseException:
+        for buffer in buffers:
+            buffer.free()
+        raise
+    return context, plan
+
+
+def _rope_factors(file: GGUFFile) -> tuple[float, ...] | None:
+    if "rope_freqs.weight" not in file.tensors:
+        return None
+    info = file.tensor("rope_freqs.weight")
+    values = dequantize(file.raw(info.name).reshape(-1), info.dtype)
+    if not np.all(np.isfinite(values) & (values > 0)):
+        raise ModelFileError(f"{file.path.name}: rope_freqs.weight holds factors that are not positive numbers; the file is damaged")
+    return tuple(float(v) for v in values)

@@ -1,0 +1,97 @@
+"""Several sequences decoded together: each prompt is processed alone, then all grow by a token in one step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from numba_meta.models.context import SMALL_ROWS, Context
+from numba_meta.models.sampling import Sampler, SamplingOptions
+from numba_meta.models.timings import Timings
+
+
+@dataclass
+class _Growing:
+    """A prompt that is being continued in a sequence of the cache."""
+
+    index: int
+    sequence: int
+    sampler: Sampler
+    recent: list[int]
+    generated: list[int] = field(default_factory=list)
+
+
+def generate_many(
+    context: Context, prompts: Sequence[list[int]], max_tokens: int, ends: frozenset[int], options: SamplingOptions
+) -> tuple[list[list[int]], Timings]:
+    """Ids per prompt, and the timings of all. A prompt waits until a sequence and enough cells are free.
+
+    With a seed, prompt i samples with seed + i, so that equal prompts differ and every run is the same.
+    """
+    results: list[list[int]] = [[] for _ in prompts]
+    waiting = list(range(len(prompts)))[::-1]
+    growing: list[_Growing] = []
+    idle = list(range(context.shape.n_sequences))[::-1]
+    n_prompt = n_generated = 0
+    prompt_seconds = generation_seconds = 0.0
+    if max_tokens == 0:
+        return results, Timings()
+    while waiting or growing:
+        begin = time.perf_counter()
+        while waiting and idle and _fits(context, growing, len(prompts[waiting[-1]]), max_tokens):
+            index, sequence = waiting.pop(), idle.pop()
+            own = options if options.seed is None else replace(options, seed=options.seed + index)
+            one = _Growing(index, sequence, Sampler(own), list(prompts[index]))
+            logits = _feed(context, sequence, prompts[index])
+            n_prompt += len(prompts[index])
+            if _grow(one, one.sampler.sample(logits, one.recent), max_tokens, ends):
+                growing.append(one)
+            else:
+                _finish(context, one, results, idle)
+        middle = time.perf_counter()
+        for at in range(0, len(growing), SMALL_ROWS):
+            some = growing[at : at + SMALL_ROWS]
+            rows = context.decode([one.recent[-1] for one in some], [one.sequence for one in some], range(len(some)))
+            tokens = [one.sampler.sample(row, one.recent) for one, row in zip(some, rows, strict=True)]
+            for one, token in zip(some, tokens, strict=True):
+                n_generated += 1
+                if not _grow(one, token, max_tokens, ends):
+                    _finish(context, one, results, idle)
+        growing = [one for one in growing if one.sequence >= 0]
+        prompt_seconds += middle - begin
+        generation_seconds += time.perf_counter() - middle
+    return results, Timings(n_prompt, prompt_seconds, n_generated, generation_seconds)
+
+
+def _fits(context: Context, growing: Sequence[_Growing], n_prompt: int, max_tokens: int) -> bool:
+    """Whether a prompt and its whole answer fit beside those that are growing; alone it always may try."""
+    if not growing or not context.shape.unified:
+        return True
+    promised = sum(len(one.recent) + max_tokens - len(one.generated) for one in growing)
+    return promised + n_prompt + max_tokens <= context.shape.n_cells
+
+
+def _feed(context: Context, sequence: int, ids: Sequence[int]):  # type: ignore[no-untyped-def]
+    n = context.ubatch_size
+    logits = None
+    for at in range(0, len(ids), n):
+        chunk = ids[at : at + n]
+        logits = context.decode(chunk, [sequence] * len(chunk), [len(chunk) - 1])[0]
+    return logits
+
+
+def _grow(one: _Growing, token: int, max_tokens: int, ends: frozenset[int]) -> bool:
+    """Appends a token; whether more are wanted."""
+    if token in ends:
+        return False
+    one.generated.append(token)
+    one.recent.append(token)
+    return len(one.generated) < max_tokens
+
+
+def _finish(context: Context, one: _Growing, results: list[list[int]], idle: list[int]) -> None:
+    results[one.index] = one.generated
+    context.cells.truncate(one.sequence, 0)
+    idle.append(one.sequence)
+    one.sequence = -1

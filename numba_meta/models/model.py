@@ -1,0 +1,359 @@
+"""`nm.load` and `Model`: text and ids in, text, ids and logits out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from numba_meta.errors import ContextFullError, ModelFileError, NumbaMetaError, UsageError
+from numba_meta.models.chat import ChatTemplate
+from numba_meta.models.config import ModelConfig, read_config
+from numba_meta.models.context import SMALL_ROWS, Capacity, Context
+from numba_meta.models.gguf import GGUFFile, read_gguf
+from numba_meta.models.load import LoadOptions, LoadPlan, Progress, load_context
+from numba_meta.models.plan import DeviceFacts, ModelPlan
+from numba_meta.models.pull import resolve_model
+from numba_meta.models.sampling import Sampler, SamplingOptions
+from numba_meta.models.timings import Timings
+from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
+from numba_meta.split.policy import describe_cuts
+
+Logits = npt.NDArray[np.float32]
+_LOGIT_ROWS = 64  # rows of a step whose logits are all wanted: bounds their memory
+
+
+def load(
+    name_or_path: str | Path,
+    devices: str | Sequence[str] = "cpu:0",
+    tensor_split: str | Sequence[float] | None = None,
+    cache_type_k: str | None = None,
+    cache_type_v: str | None = None,
+    ctx_size: int | None = None,
+    ubatch_size: int = 512,
+    kv_unified: bool = True,
+    parallel: int = 1,
+    exact: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Loads a GGUF model over devices. A known name (`smollm2`, `gemma3`) is pulled first where it is missing.
+
+    `devices`: `cpu:0`, or several: `cpu:0,cpu:0?mem=2G`. `tensor_split`: proportions, one per device; None: equal.
+    `cache_type_k`, `cache_type_v`: f32, f16, bf16, q8_0 or q4_0; None: f16, or f32 with `exact`. `ctx_size`: tokens over all sequences; None: the model's.
+    `ubatch_size`: tokens of a prompt that are computed in one step. `parallel`: sequences at once; `kv_unified`: they share all cells, else each has its
+    part. `exact`: float32 activations. `threads`: over all devices; None: the cores that this process may use.
+    `progress(what, done, total)` is told about long work. Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError`.
+    """
+    options = LoadOptions(
+        devices, tensor_split, cache_type_k, cache_type_v, ctx_size, ubatch_size, kv_unified, parallel, exact, threads
+    )
+    path = resolve_model(str(name_or_path), progress)
+    file = read_gguf(path)
+    try:
+        config = read_config(file)
+        context, plan = load_context(file, config, options, progress)
+    except BaseException:
+        file.close()
+        raise
+    return Model(file, config, options, plan, context)
+
+
+class Model:
+    """A loaded model. A context manager; `close` gives everything back.
+
+    One generation at a time: each call begins from a cleared cache unless it says otherwise.
+    """
+
+    def __init__(self, file: GGUFFile, config: ModelConfig, options: LoadOptions, plan: LoadPlan, context: Context) -> None:
+        self.config = config
+        self.context = context
+        self.timings = Timings()
+        self._file = file
+        self._options = options
+        self._load_plan = plan
+        self._open = True
+        self._cached_ids: list[int] = []  # of sequence 0
+
+    # ---- text and ids ------------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Built from the file's vocabulary at its first use."""
+        tokenizer = Tokenizer.from_metadata(self._file.metadata)
+        if tokenizer.n_vocab > self.config.shape.n_vocab:
+            raise ModelFileError(
+                f"{self._file.path.name}: {tokenizer.n_vocab} tokens in the vocabulary, {self.config.shape.n_vocab} in the embedding; expected no more"
+            )
+        return tokenizer
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template; None for a base model."""
+        return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer)
+
+    def tokenize(self, text: str, add_special: bool | None = None, parse_special: bool = False) -> list[int]:
+        """Ids of a text. `add_special`: BOS and EOS as the model's file says (None), always or never."""
+        return self.tokenizer.encode(text, add_special, parse_special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, without control tokens."""
+        return self.tokenizer.decode(ids)
+
+    # ---- generation --------------------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        *,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        reuse_prefix: bool = False,
+        **sampling: Any,
+    ) -> Iterator[str]:
+        """Text pieces that follow a prompt (text or ids), whole characters each; ends at an end-of-generation token or a stop text.
+
+        `sampling`: temperature, top_k, top_p, min_p, repetition_penalty, repetition_last_n, seed. `reuse_prefix` keeps what the cache already holds of the
+        prompt (a conversation that grows).
+        """
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if any(not isinstance(text, str) or not text for text in stops):
+            raise UsageError("a stop text is empty; expected at least one character")
+        ids = self._prompt_ids(prompt)
+        stream = StreamDetokenizer(self.tokenizer, at_start=not ids)
+        return _until_stop(self._pieces(ids, max_tokens, stream, ignore_eos, reuse_prefix, sampling), stops)
+
+    def _pieces(
+        self, ids: list[int], max_tokens: int, stream: StreamDetokenizer, ignore_eos: bool, reuse_prefix: bool, sampling: dict[str, Any]
+    ) -> Iterator[str]:
+        for token in self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling):
+            if piece := stream.push(token):
+                yield piece
+        if piece := stream.flush():
+            yield piece
+
+    def generate_ids(self, prompt: str | Sequence[int], max_tokens: int = 128, *, ignore_eos: bool = False, **sampling: Any) -> list[int]:
+        """Ids that follow a prompt; ends before an end-of-generation id unless `ignore_eos`."""
+        return list(self._generated(self._prompt_ids(prompt), max_tokens, ignore_eos, False, sampling))
+
+    def generate_many(
+        self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 128, *, ignore_eos: bool = False, **sampling: Any
+    ) -> list[list[int]]:
+        """One list of ids per prompt, decoded together as sequences of one batch; more prompts than `parallel` take turns."""
+        from numba_meta.models.many import generate_many
+
+        all_ids = [self._prompt_ids(prompt) for prompt in prompts]
+        options = _sampling_options(sampling)
+        for ids in all_ids:
+            self._check_room(ids, max_tokens)
+        self._reset()
+        results, self.timings = generate_many(self.context, all_ids, max_tokens, self._ends(ignore_eos), options)
+        self._reset()
+        return results
+
+    def _generated(
+        self, ids: list[int], max_tokens: int, ignore_eos: bool, reuse_prefix: bool, sampling: dict[str, Any]
+    ) -> Iterator[int]:
+        """Ids one by one. The last one is not fed back: nobody reads what would follow."""
+        sampler, ends = Sampler(_sampling_options(sampling)), self._ends(ignore_eos)
+        self._check_room(ids, max_tokens)
+        begin = time.perf_counter()
+        kept = self._keep_prefix(ids) if reuse_prefix else self._reset()
+        logits = self._feed(ids[kept:])
+        recent = list(ids)
+        start = time.perf_counter()
+        self.timings = Timings(len(ids) - kept, start - begin)
+        for n in range(max_tokens):
+            token = sampler.sample(logits, recent)
+            if token in ends:
+                return
+            yield token
+            recent.append(token)
+            if n + 1 == max_tokens:
+                return
+            logits = self._step(token)
+            self.timings = Timings(len(ids) - kept, start - begin, n + 1, time.perf_counter() - start)
+
+    def _feed(self, ids: Sequence[int]) -> Logits:
+        """Appends a prompt to sequence 0 in steps of `ubatch_size`; the logits of its last token."""
+        n = self.context.ubatch_size
+        logits = None
+        for at in range(0, len(ids), n):
+            chunk = ids[at : at + n]
+            logits = self.context.decode(chunk, [0] * len(chunk), [len(chunk) - 1])[0]
+            self._cached_ids += chunk
+        assert logits is not None
+        return logits
+
+    def _step(self, token: int) -> Logits:
+        self._cached_ids.append(token)
+        row: Logits = self.context.decode((token,), (0,), (0,))[0]
+        return row
+
+    # ---- logits ------------------------------------------------------------------------------------------------------------------------
+
+    def logits(self, ids: Sequence[int], last: bool = False) -> Logits:
+        """float32 `[len(ids), n_vocab]`, or `[n_vocab]` of the last row, from a cleared cache."""
+        checked = self._prompt_ids(ids)
+        self._check_room(checked, 0)
+        self._reset()
+        if last:
+            return self._feed(checked).copy()
+        n = min(_LOGIT_ROWS, self.context.ubatch_size)
+        capacity = Capacity(n, n) if n > SMALL_ROWS else None
+        rows = []
+        for at in range(0, len(checked), n):
+            chunk = checked[at : at + n]
+            rows.append(self.context.decode(chunk, [0] * len(chunk), range(len(chunk)), capacity).copy())
+        self._cached_ids = checked
+        return np.concatenate(rows)
+
+    def perplexity(self, text: str, ctx_size: int = 512) -> float:
+        """exp of the mean negative log-likelihood over the second half of each whole chunk of `ctx_size` tokens.
+
+        Each chunk begins from a cleared cache, with BOS in place of its first token where the model adds one. Raises `UsageError` for too short a text.
+        """
+        ids = self.tokenize(text)
+        n_chunks = len(ids) // ctx_size if ctx_size >= 2 else 0
+        if n_chunks == 0:
+            raise UsageError(f"a text of {len(ids)} tokens has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 2")
+        bos = self.tokenizer.bos_id if self.tokenizer.vocabulary.add_bos else None
+        total, count, first = 0.0, 0, ctx_size // 2
+        for chunk in range(n_chunks):
+            part = ids[chunk * ctx_size : (chunk + 1) * ctx_size]
+            rows = self.logits(part if bos is None else [bos, *part[1:]])[first : ctx_size - 1].astype(np.float64)
+            peak = rows.max(axis=1)
+            log_sum = peak + np.log(np.exp(rows - peak[:, None]).sum(axis=1))
+            total += float((log_sum - rows[np.arange(len(rows)), part[first + 1 :]]).sum())
+            count += len(rows)
+        return math.exp(total / count)
+
+    # ---- what was decided --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> ModelPlan:
+        """Cuts, shares, memory and threads as data; a table in a terminal and in a notebook."""
+        from numba_meta.kernels.cpu.isa import detect
+
+        context, plan = self.context, self._load_plan
+        placement, weights = context.cache_plan.placement, context.weight_plan
+        devices = tuple(
+            DeviceFacts(
+                device.name, device.n_threads, weights.n_bytes[j], placement.simple_bytes(j), placement.shares[j], context.workspace_bytes(j)
+            )
+            for j, device in enumerate(context.devices)
+        )
+        return ModelPlan(
+            model=self._file.path.name,
+            architecture=self.config.architecture,
+            isa=detect().name.lower().replace("_", " "),
+            exact=self._options.exact,
+            cache_types=(plan.cache_types[0].name, plan.cache_types[1].name),
+            n_cells=plan.cache_shape.n_cells,
+            n_window_cells=plan.cache_shape.n_window_cells,
+            n_sequences=plan.cache_shape.n_sequences,
+            collectives_per_step=context.collectives_per_step,
+            cuts=describe_cuts(plan.cuts),
+            devices=devices,
+        )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use on each device."""
+        return {device.name: device.allocated_bytes for device in self.context.devices}
+
+    # ---- life --------------------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Gives devices' memory and threads back and unmaps the file. Twice is once."""
+        if self._open:
+            self._open = False
+            self.context.close()
+            self._file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        devices = ", ".join(device.name for device in self.context.devices)
+        return f"<Model {self._file.path.name} ({self.config.architecture}) on {devices}>"
+
+    # ---- checks ------------------------------------------------------------------------------------------------------------------------
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if not self._open:
+            raise NumbaMetaError("the model was closed; load it again")
+        ids = self.tokenize(prompt, parse_special=False) if isinstance(prompt, str) else [int(i) for i in prompt]
+        n_vocab = self.config.shape.n_vocab
+        wrong = next((i for i in ids if not 0 <= i < n_vocab), None)
+        if wrong is not None:
+            raise UsageError(f"token id {wrong} is not in the vocabulary; expected 0 to {n_vocab - 1}")
+        if not ids:
+            raise UsageError("the prompt is empty; give at least one token")
+        return ids
+
+    def _check_room(self, ids: Sequence[int], max_tokens: int) -> None:
+        if max_tokens < 0:
+            raise UsageError(f"max_tokens {max_tokens} is impossible; expected 0 or more")
+        room = self.context.shape.n_positions
+        if len(ids) > room:
+            raise ContextFullError(f"the prompt has {len(ids)} tokens, the context has room for {room}; shorten it or use a larger --ctx-size")
+
+    def _ends(self, ignore_eos: bool) -> frozenset[int]:
+        return frozenset() if ignore_eos else self.tokenizer.eog_ids
+
+    def _reset(self) -> int:
+        self.context.cells.clear()
+        self._cached_ids = []
+        return 0
+
+    def _keep_prefix(self, ids: Sequence[int]) -> int:
+        """Keeps the longest common beginning of cache and prompt, but the prompt's last token, which must be computed; how many tokens are kept."""
+        n = 0
+        while n < min(len(ids) - 1, len(self._cached_ids)) and ids[n] == self._cached_ids[n]:
+            n += 1
+        try:
+            self.context.cells.truncate(0, n)
+        except UsageError:  # a sliding window has already overwritten what would be needed
+            return self._reset()
+        self._cached_ids = self._cached_ids[:n]
+        return n
+
+
+def _sampling_options(sampling: dict[str, Any]) -> SamplingOptions:
+    try:
+        return SamplingOptions(**sampling)
+    except TypeError:
+        known = ", ".join(SamplingOptions.__dataclass_fields__)
+        raise UsageError(f"unknown sampling options among {', '.join(sampling)}; known are {known}") from None
+
+
+def _until_stop(pieces: Iterator[str], stops: Sequence[str]) -> Iterator[str]:
+    """Passes text on, up to the first stop text; holds back what could be the beginning of one."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = [held.find(stop) for stop in stops if stop in held]
+        if found:
+            if min(found):
+                yield held[: min(found)]
+            return
+        keep = max((n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
+        ready, held = held[: len(held) - keep], held[len(held) - keep :]
+        if ready:
+            yield ready
+    if held:
+        yield held
+
+
+__all__ = ["Model", "Timings", "load"]

@@ -1,0 +1,48 @@
+"""What was decided when a model was loaded, as data: cuts, shares, memory, threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One simple device of a loaded model; sizes in bytes. `kv_share` is its share of the KV cache, in 1/65536."""
+
+    name: str
+    n_threads: int
+    weight_bytes: int
+    cache_bytes: int
+    kv_share: int
+    workspace_bytes: dict[str, int]  # by kind of step: "decode", "batch", "prompt"; what exists so far
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The decisions for a loaded model. `cuts` has one line per group of tensors that are cut alike."""
+
+    model: str
+    architecture: str
+    isa: str
+    exact: bool
+    cache_types: tuple[str, str]
+    n_cells: int
+    n_window_cells: int
+    n_sequences: int
+    collectives_per_step: int
+    cuts: tuple[str, ...]
+    devices: tuple[DeviceFacts, ...]
+
+    def table(self) -> str:
+        """All of it as text, for a terminal."""
+        from numba_meta.inspect.tables import plan_table
+
+        return plan_table(self)
+
+    def _repr_html_(self) -> str:
+        from numba_meta.inspect.tables import plan_html
+
+        return plan_html(self)
+
+    def __str__(self) -> str:
+        return self.table()

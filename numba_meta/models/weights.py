@@ -1,0 +1,91 @@
+"""Weights: each device's pieces, cut from the mapped file and packed for its kernels. No device ever holds the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuDevice
+from numba_meta.dtypes import F32
+from numba_meta.memory.placement import round_up
+from numba_meta.models.gguf import GGUFFile
+from numba_meta.quants import dequantize
+from numba_meta.split.pieces import copy_piece_rows, piece_rows, take_piece
+from numba_meta.split.state import SplitState
+from numba_meta.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """Where each weight lies on each device: `offsets[name][device]` in bytes; `n_bytes[device]` in all."""
+
+    states: Mapping[str, SplitState]
+    offsets: Mapping[str, tuple[int, ...]]
+    n_bytes: tuple[int, ...]
+
+
+def plan_weights(leaves: Sequence[Tensor], states: Mapping[str, SplitState], n_devices: int) -> WeightPlan:
+    """Lays out all weights of a model, in the order in which they are read."""
+    from numba_meta.kernels.cpu.packed import packed_bytes
+
+    ends = [0] * n_devices
+    offsets = {}
+    for leaf in leaves:
+        offsets[leaf.name] = tuple(ends)
+        for device in range(n_devices):
+            k, n_out, *_ = states[leaf.name].piece_shape(leaf.shape, device)
+            n_bytes = 4 * k if is_vector(leaf) else packed_bytes(leaf.dtype, n_out, k)
+            ends[device] += round_up(n_bytes, ALIGNMENT)
+    return WeightPlan({leaf.name: states[leaf.name] for leaf in leaves}, offsets, tuple(ends))
+
+
+def is_vector(leaf: Tensor) -> bool:
+    """Vectors (norms, biases) are kept as float32, not packed."""
+    return leaf.dtype == F32 and leaf.shape[1:] == (1, 1, 1)
+
+
+def load_weights(
+    file: GGUFFile, leaves: Sequence[Tensor], plan: WeightPlan, devices: Sequence[CpuDevice], progress: Callable[[int, int], None] | None = None
+) -> list[CpuBuffer]:
+    """Fills one buffer per device; mapped pages are given back as soon as a tensor is packed. `progress(done, total)` in bytes."""
+    buffers: list[CpuBuffer] = []
+    try:
+        for device, n_bytes in zip(devices, plan.n_bytes, strict=True):
+            buffers.append(device.allocate(n_bytes, "weights"))
+        total = sum(file.tensor(leaf.name).n_bytes for leaf in leaves)
+        done = 0
+        for leaf in leaves:
+            for device, buffer in enumerate(buffers):
+                _load_piece(file, leaf, plan.states[leaf.name], device, buffer.data[plan.offsets[leaf.name][device] :])
+            file.release(leaf.name)
+            done += file.tensor(leaf.name).n_bytes
+            if progress:
+                progress(done, total)
+    except BaseException:
+        for buffer in buffers:
+            buffer.free()
+        raise
+    return buffers
+
+
+def _load_piece(file: GGUFFile, leaf: Tensor, state: SplitState, device: int, out: np.ndarray) -> None:
+    from numba_meta.kernels.cpu.packed import pack, packed_bytes
+
+    info = file.tensor(leaf.name)
+    raw = file.raw(leaf.name)
+    if is_vector(leaf):
+        values = take_piece(dequantize(raw.reshape(-1), info.dtype), state, device)
+        out[: values.nbytes] = np.ascontiguousarray(values).view(np.uint8)
+        return
+    k, n_out, *_ = state.piece_shape(leaf.shape, device)
+    if k == 0 or n_out == 0:
+        return
+    views = piece_rows(raw, info.shape, info.dtype, state, device)
+    if len(views) == 1:
+        piece = views[0]
+    else:
+        piece = np.empty((n_out, info.dtype.row_bytes(k)), np.uint8)
+        copy_piece_rows(raw, info.shape, info.dtype, state, device, piece)
+    pack(piece, info.dtype, out[: packed_bytes(info.dtype, n_out, k)])

@@ -1,0 +1,9 @@
+"""Operations, one file per family; each with its shape rule, its split rule (page 1 of the design) and the kernels it binds to.
+
+In: tensors and parameters. Out: result tensors, split states, and on CPU devices a list of kernel calls.
+"""
+
+from numba_meta.ops import attention, collective, elementwise, layout, matmul, norm, rope, rows  # noqa: F401  (they register themselves)
+from numba_meta.ops.base import NeedsGather, NeedsReduce, Operation, operation
+
+__all__ = ["NeedsGather", "NeedsReduce", "Operation", "operation"]

@@ -1,0 +1,56 @@
+"""Where devices meet: all-reduce of summands, gathering of pieces. The planner inserts these; models do not write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, register
+from numba_meta.split.state import MIRRORED, SplitState
+from numba_meta.tensor import Tensor
+
+if TYPE_CHECKING:
+    from numba_meta.schedule.lower import CpuLowering
+
+
+@register
+class AllReduce(Operation):
+    """The sum over the devices of a PARTIAL tensor, on every device, added in device order."""
+
+    name = "all_reduce"
+
+    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
+        (x,) = sources
+        check(x.is_contiguous, "all_reduce", name, sources, "a contiguous tensor")
+        return new_tensor("all_reduce", name, x.shape, sources, params, x.dtype, rows=x.rows)
+
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        if states[0].is_partial:
+            return MIRRORED
+        raise no_rule(node, states)
+
+    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+        to.all_reduce(node.sources[0], node)
+
+
+@register
+class Gather(Operation):
+    """The pieces of a tensor split on axis 0, joined on every device."""
+
+    name = "gather"
+
+    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
+        (x,) = sources
+        check(x.is_contiguous, "gather", name, sources, "a contiguous tensor")
+        return new_tensor("gather", name, params.get("shape", x.shape), sources, params, x.dtype, rows=x.rows)
+
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        if states[0].axis == 0 and len(states[0].segments) == 1 and states[0].segments[0].repeat == 1:
+            return MIRRORED
+        raise no_rule(node, states)
+
+    def localize(self, node: Tensor, states: Sequence[SplitState], state: SplitState, device: int) -> Params:
+        return {**node.params, "shape": node.shape}
+
+    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+        to.gather(node.sources[0], node)

@@ -1,0 +1,190 @@
+"""Element by element: sums, products, scales, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from numba_meta.dtypes import F32
+from numba_meta.graph import Graph
+from numba_meta.ops.base import NeedsReduce, Operation, Params, check, new_tensor, no_rule, reduce_partial, register
+from numba_meta.split.state import PARTIAL, SplitState
+from numba_meta.tensor import Tensor
+
+if TYPE_CHECKING:
+    from numba_meta.schedule.lower import CpuLowering
+
+GLU_KINDS = ("swiglu", "geglu_tanh", "geglu_erf")
+
+
+def add(graph: Graph, x: Tensor, y: Tensor, name: str = "") -> Tensor:
+    """`x + y`; y may have extent 1 where x has more (a bias)."""
+    return graph.apply("add", x, y, name=name)
+
+
+def mul(graph: Graph, x: Tensor, y: Tensor, name: str = "") -> Tensor:
+    """`x * y`; y may have extent 1 where x has more."""
+    return graph.apply("mul", x, y, name=name)
+
+
+def scale(graph: Graph, x: Tensor, factor: float, name: str = "") -> Tensor:
+    """`x * factor`."""
+    return graph.apply("scale", x, name=name, factor=factor)
+
+
+def glu(graph: Graph, gate: Tensor, up: Tensor, kind: str, name: str = "") -> Tensor:
+    """`activation(gate) * up`; kind is one of GLU_KINDS."""
+    return graph.apply("glu", gate, up, name=name, kind=kind)
+
+
+class _Binary(Operation):
+    """`x op y` where y is as large as x or broadcasts along some axes of it."""
+
+    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
+        x, y = sources
+        fits = x.dtype == F32 == y.dtype and all(m in (1, n) for n, m in zip(x.shape, y.shape, strict=True))
+        check(fits and x.is_contiguous and y.is_contiguous, self.name, name, sources, "contiguous float32 tensors, the second broadcast to the first")
+        return new_tensor(self.name, name, x.shape, sources, params, rows=x.rows)
+
+    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+        from numba_meta.kernels.cpu import elementwise as kernels
+
+        x, y = node.sources
+        n, x_stride = to.row_extent(x)
+        whole = y.shape == x.shape
+        check(whole or (y.n_elements == n and y.rows is None), self.name, node.name, node.sources, "on CPU devices a second tensor of one row or of all rows")
+        to.call(
+            getattr(kernels, self.name),
+            reads=(x, y),
+            writes=(node,),
+            x=x,
+            x_stride=x_stride,
+            y=y,
+            y_stride=x_stride if whole else 0,
+            out=node,
+            out_stride=x_stride,
+            n=n,
+            n_rows=to.count(node),
+        )
+
+
+def _broadcast(node: Tensor, states: Sequence[SplitState]) -> SplitState | None:
+    """The state where one operand is split on an axis and the other is equal or MIRRORED and does not span that axis."""
+    x, y = states
+    if x == y and not x.is_partial:
+        return x
+    for (state, _), (other, tensor) in ((pair, rest) for pair, rest in _pairs(node, states)):
+        if state.is_split and other.is_mirrored and tensor.shape[state.axis] == 1:
+            return state
+    return None
+
+
+def _pairs(node: Tensor, states: Sequence[SplitState]) -> list[tuple[tuple[SplitState, Tensor], tuple[SplitState, Tensor]]]:
+    first, second = ((state, tensor) for state, tensor in zip(states, node.sources, strict=True))
+    return [(first, second), (second, first)]
+
+
+class _Sum(_Binary):
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        x, y = states
+        if x.is_partial and y.is_partial:
+            return PARTIAL
+        reduce_partial(node, states)
+        state = _broadcast(node, states)
+        if state is None:
+            raise no_rule(node, states)
+        return state
+
+
+class _Product(_Binary):
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        x, y = states
+        if x.is_partial and y.is_mirrored:
+            return PARTIAL
+        if self.name == "mul" and y.is_partial and x.is_mirrored:
+            return PARTIAL
+        reduce_partial(node, states)
+        state = _broadcast(node, states)
+        if state is None:
+            raise no_rule(node, states)
+        return state
+
+
+@register
+class Add(_Sum):
+    name = "add"
+
+
+@register
+class Sub(_Sum):
+    name = "sub"
+
+
+@register
+class Mul(_Product):
+    name = "mul"
+
+
+@register
+class Div(_Product):
+    name = "div"
+
+
+@register
+class Scale(Operation):
+    name = "scale"
+
+    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
+        (x,) = sources
+        check(x.dtype == F32 and x.is_contiguous, "scale", name, sources, "a contiguous float32 tensor")
+        return new_tensor("scale", name, x.shape, sources, params, rows=x.rows)
+
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        return states[0]
+
+    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+        from numba_meta.kernels.cpu.elementwise import scale as kernel
+
+        (x,) = node.sources
+        n, stride = to.row_extent(x)
+        strides = {"x_stride": stride, "out_stride": stride}
+        factor = float(node.params["factor"])
+        to.call(kernel, reads=(x,), writes=(node,), x=x, out=node, n=n, factor=factor, n_rows=to.count(node), **strides)
+
+
+@register
+class Glu(Operation):
+    name = "glu"
+
+    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
+        gate, up = sources
+        fits = gate.dtype == F32 == up.dtype and gate.shape == up.shape and gate.is_contiguous and up.is_contiguous
+        check(fits and params["kind"] in GLU_KINDS, "glu", name, sources, f"two equal contiguous float32 tensors and a kind of {GLU_KINDS}")
+        return new_tensor("glu", name, gate.shape, sources, params, rows=gate.rows)
+
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        partial = [s for s, state in zip(node.sources, states, strict=True) if state.is_partial]
+        if partial:
+            raise NeedsReduce(*partial)
+        if states[0] != states[1]:
+            raise no_rule(node, states)
+        return states[0]
+
+    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+        from numba_meta.kernels.cpu import elementwise as kernels
+
+        gate, up = node.sources
+        n, stride = to.row_extent(gate)
+        to.call(
+            getattr(kernels, node.params["kind"]),
+            reads=(gate, up),
+            writes=(node,),
+            gate=gate,
+            gate_stride=stride,
+            up=up,
+            up_stride=stride,
+            out=node,
+            out_stride=stride,
+            n=n,
+            n_rows=to.count(node),
+        )

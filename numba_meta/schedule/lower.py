@@ -1,0 +1,244 @@
+"""From a device's graph to kernel calls: operations say which kernels, with which arguments; nothing has an address yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from numba_meta.dtypes import F32, DType
+from numba_meta.errors import ShapeError
+from numba_meta.ops import operation
+from numba_meta.schedule.localize import DeviceGraph
+from numba_meta.tensor import Tensor
+
+if TYPE_CHECKING:
+    from numba_meta.kernels.cpu.kernel import CpuKernel
+
+
+@dataclass(eq=False)
+class Scratch:
+    """Memory of a step that no tensor of the graph names: quantized activations, partial results of a kernel."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(eq=False)
+class Constant:
+    """Data that calls read and that never changes: frequencies, row counts, lists of addresses."""
+
+    name: str
+    data: np.ndarray
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A tensor of another device's graph, which a collective reads."""
+
+    device: int
+    tensor: Tensor
+
+
+@dataclass(eq=False)
+class AddressList:
+    """The addresses of several devices' tensors, as an int64 array that is filled when the step is bound."""
+
+    peers: tuple[Peer, ...]
+
+
+Place = Union[Tensor, Scratch, Constant, Peer, AddressList]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel with its arguments. Places stand for their addresses. `meets`: all devices wait for each other here."""
+
+    kernel: CpuKernel | None  # None: only a meeting
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    reads: tuple[Place, ...] = ()
+    writes: tuple[Place, ...] = ()
+    meets: bool = False
+    node: str = ""
+
+
+class CpuLowering:
+    """Collects the calls of one device. Operations use it from `lower_cpu`."""
+
+    def __init__(self, device_graphs: Sequence[DeviceGraph], device: int, exact: bool, n_threads: int) -> None:
+        self.exact = exact
+        self.n_threads = n_threads
+        self.device = device
+        self.calls: list[Call] = []
+        self._graphs = device_graphs
+        self._own = device_graphs[device]
+        self._whole_of = {simple: whole for whole, simple in self._own.simple.items()}
+        self._activations: dict[Tensor, Scratch] = {}
+        self._constants: dict[str, Constant] = {}
+        self._node = ""
+        self._consumed = {source for node in self._own.graph.nodes for source in node.sources}
+
+    def lower(self) -> list[Call]:
+        """Calls for the whole graph of this device, in order."""
+        for node in self._own.graph.nodes:
+            self._node = node.name
+            is_collective = node.op in ("all_reduce", "gather")
+            if node.n_elements or is_collective:
+                operation(node.op).lower_cpu(node, self)
+        return self.calls
+
+    # ---- what operations ask for -------------------------------------------------------------------------------------------------------
+
+    def call(self, kernel: CpuKernel, reads: Sequence[Place], writes: Sequence[Place], **arguments: Any) -> None:
+        """Adds a call. A place among the arguments stands for its address."""
+        self.calls.append(Call(kernel, arguments, tuple(reads), tuple(writes), node=self._node))
+
+    def count(self, tensor: Tensor) -> Place:
+        """Where a kernel finds how many rows of this tensor are live (int64)."""
+        if tensor.rows is not None:
+            return tensor.rows.count
+        return self.constant_count(math.prod(tensor.shape[1:]))
+
+    def constant_count(self, value: int) -> Constant:
+        """A row count that is the same in every step."""
+        return self.constant(f"count {value}", np.array([value], np.int64))
+
+    def constant(self, name: str, data: np.ndarray) -> Constant:
+        """Data that calls read; the same name gives the same constant."""
+        if name not in self._constants:
+            self._constants[name] = Constant(name, data)
+        return self._constants[name]
+
+    def scratch(self, name: str, n_bytes: int) -> Scratch:
+        """Memory for this node's calls alone."""
+        return Scratch(f"{self._node}.{name}", n_bytes)
+
+    def row_extent(self, tensor: Tensor) -> tuple[int, int]:
+        """(elements of one row, bytes from row to row), where everything below the token axis is one row."""
+        axis = tensor.rows.axis if tensor.rows else 1
+        n = math.prod(tensor.shape[:axis])
+        if tensor.strides[:axis] != (4, *_row_strides(tensor.shape, axis)) or math.prod(tensor.shape[axis + 1 :]) != 1 and tensor.rows:
+            raise ShapeError(f"{self._node}: {tensor.name} {tensor.shape} does not lie row by row")
+        return n, n * 4
+
+    def norm_rows(self, x: Tensor) -> tuple[int, Place]:
+        """(rows of axis 0 per token, count of tokens)."""
+        if x.rows is None:
+            return 1, self.count(x)
+        return math.prod(x.shape[1 : x.rows.axis]), x.rows.count
+
+    def activation(self, x: Tensor, weight_type: DType) -> tuple[Place, int]:
+        """x `[k, t]` in the form that a product with this weight type reads, and the bytes from row to row.
+
+        Quantized once for all products that read it.
+        """
+        from numba_meta.kernels.cpu.packed import activation_format, activation_row_bytes
+        from numba_meta.kernels.cpu.quantize import quantize_kernel
+
+        if x.dtype != F32 or x.strides[0] != 4:
+            raise ShapeError(f"{self._node}: activations {x.name} must be float32 rows")
+        form = activation_format(weight_type, self.exact)
+        if form == "f32":
+            return x, x.strides[1]
+        row_bytes = activation_row_bytes(form, x.shape[0])
+        if x not in self._activations:
+            self._activations[x] = Scratch(f"{x.name}.{form}", row_bytes * x.shape[1])
+            to = self._activations[x]
+            arguments = {"x": x, "x_stride": x.strides[1], "y": to, "y_stride": row_bytes, "n": x.shape[0], "n_rows": self.count(x)}
+            if x.shape[0]:
+                self.call(quantize_kernel(), (x,), (to,), **arguments)
+        return self._activations[x], row_bytes
+
+    def copy(self, source: Tensor, destination: Tensor) -> None:
+        """A copy of any strided source to a contiguous destination."""
+        from numba_meta.kernels.cpu.copy import copy_2d
+
+        whole_rows = destination.dtype.row_bytes(destination.shape[0])
+        if source.strides[0] != source.dtype.block_bytes:
+            raise ShapeError(f"{self._node}: {source.name} cannot be copied: its axis 0 is not contiguous {source.strides}")
+        for i3 in range(source.shape[3]):
+            for i2 in range(source.shape[2]):
+                self.call(
+                    copy_2d,
+                    (source,),
+                    (destination,),
+                    source=Offset(source, i2 * source.strides[2] + i3 * source.strides[3]),
+                    source_pitch=source.strides[1],
+                    destination=Offset(destination, i2 * destination.strides[2] + i3 * destination.strides[3]),
+                    destination_pitch=destination.strides[1],
+                    width=whole_rows,
+                    height=source.shape[1],
+                )
+
+    # ---- collectives -------------------------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, part: Tensor, out: Tensor) -> None:
+        """All devices meet; then each adds all summands, in device order, into its own result."""
+        from numba_meta.kernels.cpu.reduce import all_reduce as kernel
+
+        self._meet()
+        if not self._is_used(out):
+            return
+        parts = AddressList(self._peers(part))
+        n, stride = self.row_extent(out)
+        self.call(
+            kernel,
+            (*parts.peers, parts),
+            (out,),
+            parts=parts,
+            n_parts=len(parts.peers),
+            part_stride=stride,
+            out=out,
+            out_stride=stride,
+            n=n,
+            n_rows=self.count(out),
+        )
+
+    def gather(self, piece: Tensor, out: Tensor) -> None:
+        """All devices meet; then each that needs the whole joins all pieces along axis 0."""
+        from numba_meta.kernels.cpu.reduce import gather_columns as kernel
+
+        self._meet()
+        if not self._is_used(out):
+            return
+        parts = AddressList(self._peers(piece))
+        widths = np.array([peer.tensor.shape[0] for peer in parts.peers], np.int64)
+        strides = np.array([peer.tensor.strides[1] for peer in parts.peers], np.int64)
+        self.call(
+            kernel,
+            (*parts.peers, parts),
+            (out,),
+            parts=parts,
+            widths=self.constant(f"{out.name}.widths", widths),
+            strides=self.constant(f"{out.name}.strides", strides),
+            n_parts=len(parts.peers),
+            out=out,
+            out_stride=out.strides[1],
+            n_rows=self.count(out),
+        )
+
+    def _meet(self) -> None:
+        self.calls.append(Call(None, meets=True, node=self._node))
+
+    def _peers(self, own: Tensor) -> tuple[Peer, ...]:
+        whole = self._whole_of[own]
+        return tuple(Peer(graph.device, graph.simple[whole]) for graph in self._graphs)
+
+    def _is_used(self, tensor: Tensor) -> bool:
+        """Whether this device computes with a tensor, or the host reads it here (outputs are read from the first device)."""
+        return tensor in self._consumed or (self.device == 0 and tensor in self._own.graph.outputs)
+
+
+@dataclass(frozen=True)
+class Offset:
+    """An address some bytes into a place."""
+
+    place: Place
+    n_bytes: int
+
+
+def _row_strides(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    return tuple(4 * math.prod(shape[:i]) for i in range(1, axis))

@@ -1,0 +1,38 @@
+"""`devices`: what is measured, and what is said to be missing."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from numba_meta.cli import machine
+from numba_meta.cli.devices import missing_lines
+
+
+def test_the_report_as_json_and_as_lines(run, monkeypatch):
+    monkeypatch.setattr(machine, "COPY_BYTES", 4 << 20)
+    data = json.loads(run("devices", "--json").out)
+    cpu = data["cpu:0"]
+    assert cpu["n_usable_cores"] == len(os.sched_getaffinity(0))
+    assert cpu["kernels"] in ("portable", "avx2", "avx512_vnni")
+    assert 0 < cpu["free_bytes"] <= cpu["memory_bytes"]
+    assert cpu["copy_bandwidth"] > 1e8
+    lines = run("devices").out.splitlines()
+    assert lines[0] == f"cpu:0  {cpu['name']}"
+    assert {"cuda", "mpi"} <= {line.split()[0] for line in lines}
+
+
+def test_what_is_missing_comes_with_what_to_do():
+    requirements = [machine.Requirement("a driver", False, "install it"), machine.Requirement("a package", True, "pip install it")]
+    lines = list(missing_lines("cuda", requirements))
+    assert lines[1].split(maxsplit=2)[2] == "missing: install it"
+    assert lines[2].split(maxsplit=2)[2] == "found"
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_copies_are_counted_read_and_written(monkeypatch, n_threads):
+    clock = iter(range(100))
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: float(next(clock)))  # each round takes one second
+    assert machine.copy_bandwidth(n_threads, 3000) == 6000.0
