@@ -98,9 +98,10 @@ class Attention(Operation):
         dims = (q.shape[0], v.shape[0])
         reads = (q, k, v, table, sequences, positions)
         if n_rows > SHARED_CHUNK_ROWS:
-            scratch = to.scratch("chunk", kernels.attention_rows_scratch_bytes(*dims) * to.n_threads)
+            per_thread = kernels.attention_rows_scratch_bytes(*dims)
+            scratch = to.scratch("chunk", per_thread * to.n_threads)
             kernel = kernels.attention_rows(k.dtype, v.dtype, *dims)
-            to.call(kernel, reads=reads, writes=(node, scratch), scratch=scratch, **query, **rows, **out)
+            to.call(kernel, reads=reads, writes=(node, scratch), scratch=scratch, scratch_bytes=per_thread, **query, **rows, **out)
             return
         # A few rows: the chunks of a long context are shared among the threads, then combined.
         n_chunks = kernels.chunks_needed(table.shape[0], window)

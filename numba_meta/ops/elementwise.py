@@ -149,7 +149,7 @@ class Scale(Operation):
         n, stride = to.row_extent(x)
         strides = {"x_stride": stride, "out_stride": stride}
         factor = float(node.params["factor"])
-        to.call(kernel, reads=(x,), writes=(node,), x=x, out=node, n=n, factor=factor, n_rows=to.count(node), **strides)
+        to.call(kernel, reads=(x,), writes=(node,), x=x, out=node, n=n, p=factor, q=0.0, n_rows=to.count(node), **strides)
 
 
 @register
@@ -179,10 +179,10 @@ class Glu(Operation):
             getattr(kernels, node.params["kind"]),
             reads=(gate, up),
             writes=(node,),
-            gate=gate,
-            gate_stride=stride,
-            up=up,
-            up_stride=stride,
+            x=gate,
+            x_stride=stride,
+            y=up,
+            y_stride=stride,
             out=node,
             out_stride=stride,
             n=n,

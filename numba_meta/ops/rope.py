@@ -86,7 +86,7 @@ class Rope(Operation):
             writes=(node,),
             x=x,
             x_stride=x.strides[2],
-            head_stride=x.strides[1],
+            x_head_stride=x.strides[1],
             y=node,
             y_stride=node.strides[2],
             y_head_stride=node.strides[1],

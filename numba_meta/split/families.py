@@ -105,6 +105,7 @@ _KDA = LayerTable(
     "kda",
     (
         cut(r"attn_[qkv]\.weight", 1, "kda", "head"),
+        cut(r"attn_qkv\.weight", 1, "kda", "head", "head", "head"),
         cut(r"ssm_[fg]_b\.weight", 1, "kda", "head"),
         cut(r"ssm_conv1d_[qkv]\.weight", 2, "kda", "head"),
         cut(r"ssm_dt\.bias", 0, "kda", "head"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import gcd, lcm
 from types import MappingProxyType
@@ -213,13 +213,16 @@ def _table_of(family: Family, members: Iterable[str]) -> LayerTable:
     raise AssertionError("the last kind of layer of a family has no marker")
 
 
-def _rules_of(members: Iterable[str], rules: Sequence[Rule], layer: int | None, architecture: str) -> dict[str, Rule]:
+def _rules_of(members: Mapping[str, Described], rules: Sequence[Rule], layer: int | None, architecture: str) -> dict[str, Rule]:
+    """The first rule that speaks of each tensor."""
     found: dict[str, Rule] = {}
-    for name in members:
+    for name, facts in members.items():
         rule = next((rule for rule in rules if rule.matches(name)), None)
         if rule is None:
             raise SplitError(f"{_full_name(name, layer)}: the policy for {architecture} has no rule for a tensor of this name")
-        found[name] = rule
+        # Some files store one number per head as [1, n_head].
+        as_column = rule.axis == 0 and len(facts.shape) > 1 and facts.shape[0] == 1
+        found[name] = replace(rule, axis=1) if as_column else rule
     return found
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from math import lcm
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from split.model_tensors import (
+    DELTA,
     GEMMA3,
     MOE,
     SMOLLM2,
@@ -28,7 +29,7 @@ from numba_meta.dtypes import F16, F32, Q4_0, Q4_K, Q6_K, Q8_0, DType
 from numba_meta.errors import SplitError
 from numba_meta.models.gguf import read_gguf
 from numba_meta.split.cut import cut_extents
-from numba_meta.split.families import FAMILIES
+from numba_meta.split.families import FAMILIES, group_items
 from numba_meta.split.pieces import take_piece
 from numba_meta.split.policy import CutPlan, describe_cuts, plan_cuts
 from numba_meta.split.rules import ModelShape, TensorFacts
@@ -116,11 +117,12 @@ def test_a_block_wider_than_a_query_head_enlarges_its_unit() -> None:
 def test_the_unit_is_the_least_one_that_keeps_blocks_whole(
     n_head_kv: int, group: int, dim: int, out: DType, cache: DType, parts: list[int]
 ) -> None:
-    # So many KV heads that all rows fill their blocks.
-    n_head_kv = lcm(n_head_kv, *([1] if n_head_kv == 1 else [out.block_size // np.gcd(out.block_size, group * dim), cache.block_size // np.gcd(cache.block_size, dim)]))
-    if n_head_kv == 1 and group * dim % out.block_size:
-        group = lcm(group, out.block_size // np.gcd(out.block_size, dim))
-    shape = ModelShape(n_embd=64, n_layer=1, n_head=n_head_kv * group, n_head_kv=n_head_kv, head_dim_k=dim, head_dim_v=dim, n_ff=32, n_vocab=8)
+    # More heads, until whole rows fill their blocks.
+    if n_head_kv == 1:
+        group = next(n for n in range(group, 1000) if n * dim % out.block_size == 0)
+    else:
+        n_head_kv = next(n for n in range(n_head_kv, 1000) if n * group * dim % out.block_size == n * dim % cache.block_size == 0)
+    shape = ModelShape(64, n_layer=1, n_head=n_head_kv * group, n_head_kv=n_head_kv, head_dim_k=dim, head_dim_v=dim, n_ff=32, n_vocab=8)
     plan = plan_cuts("llama", shape, dense(shape, out=out), parts, cache_types=(cache, F16))
     decided = plan.group("attention", 0)
     if n_head_kv == 1:
@@ -283,8 +285,11 @@ def test_what_has_no_rule_is_an_error() -> None:
 def test_tables_are_sound(architecture: str) -> None:
     """The last kind of layer takes what the others leave, and every size that a rule names exists in its group."""
     family = FAMILIES[architecture]
+    shape = replace(DELTA, kda_head_dim=64, mla_head_dim_k=96, mla_head_dim_v=64, mla_head_dim_nope=64)
     assert [bool(table.marker) for table in family.layers] == [True] * (len(family.layers) - 1) + [False]
     for table in family.layers:
         assert {"q_heads", "kv_heads"} <= set(table.states)
         for rule in (*table.rules, *table.states.values(), *family.outside):
             assert (rule.axis >= 0) == bool(rule.group) == bool(rule.parts)
+            for part in rule.parts:
+                assert {part.size, part.repeat} <= set(group_items(rule.group, shape).sizes)

@@ -124,6 +124,13 @@ def test_latent_up_projection_that_is_not_split_in_two() -> None:
     assert plan.weight("blk.0.attn_kv_b.weight") == split(1, (768, 256))
 
 
+@pytest.mark.parametrize("shape", [(1, 8), (1, 8, 1, 1)])
+def test_one_number_per_head_as_a_column(shape: tuple[int, ...]) -> None:
+    layer = {**kda(KIMI), **feed_forward(KIMI), "ssm_a": TensorFacts(F32, shape)}
+    plan = plan_cuts("kimi-linear", KIMI, {**outside(KIMI), **in_layers(2, layer)}, (3, 1))
+    assert plan.weight("blk.0.ssm_a") == split(1, (6, 2))
+
+
 def test_wrong_sizes_of_hybrids_are_errors() -> None:
     tensors = {**outside(DELTA), **in_layers(2, {**delta(DELTA), **experts(DELTA)})}
     with pytest.raises(SplitError, match="8 value heads over 3 key heads"):

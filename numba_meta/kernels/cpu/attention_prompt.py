@@ -154,7 +154,7 @@ def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
     most = MAX_PAIRS + n_tile
 
     @device_function
-    def block(q, q_stride, q_head_stride, n_heads, k, k_stride, v, v_stride, table, positions, n_block, window, scale, y, y_stride, y_head_stride, memory):  # type: ignore[no-untyped-def]
+    def block(q, q_stride, q_head_stride, n_heads, k, k_stride, v, v_stride, table, positions, n_block, window, scale, y, y_stride, y_head_stride, memory, iota):  # type: ignore[no-untyped-def]
         """Rows of one sequence over the heads of one KV head; addresses are those of the first row and head."""
         keys, values = memory, memory + keys_bytes
         zeros = values + values_bytes
@@ -163,7 +163,7 @@ def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
         queries = totals + most * row_bytes
         firsts, ends_all = queries + 8 * most, queries + 16 * most
         sums = queries + 24 * most
-        iota, cell_list, slot_list, prefix_list = _iota_buffer(), _cells_buffer(), _slots_buffer(), _prefix_buffer()
+        cell_list, slot_list, prefix_list = _cells_buffer(), _slots_buffer(), _prefix_buffer()
         begins, ends = _begins_buffer(), _ends_buffer()
         pairs = n_block * n_heads
         padded = (pairs + n_tile - 1) // n_tile * n_tile
@@ -215,7 +215,8 @@ def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
         memory = scratch + thread * scratch_bytes
         for i in range(zero_bytes // 64):
             vf_store(memory + keys_bytes + values_bytes + 64 * i, vf_zero())
-        fill_iota(_iota_buffer())
+        iota = _iota_buffer()
+        fill_iota(iota)
         kv_begin, kv_end = first_head // group, (first_head + n_head - 1) // group + 1
         heads_shared = min(group, n_head, MAX_PAIRS)
         n_block = max(1, min(MAX_PAIRS // heads_shared, rows * (kv_end - kv_begin) // (4 * n_threads)))
@@ -239,7 +240,7 @@ def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
                         q + row * q_stride + head * q_head_stride, q_stride, q_head_stride, n_heads,
                         k + (kv - first_kv) * k_head_stride, k_stride, v + (kv - first_kv) * v_head_stride, v_stride,
                         cell_table + sequence * table_stride, positions + 4 * row, stop - row, window, scale,
-                        y + row * y_stride + head * y_head_stride, y_stride, y_head_stride, memory,
+                        y + row * y_stride + head * y_head_stride, y_stride, y_head_stride, memory, iota,
                     )  # fmt: skip
                     head += n_heads
                 row = stop
