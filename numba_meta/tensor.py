@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError
@@ -28,7 +28,8 @@ class Role(Enum):
     CACHE = "cache"  # persists from step to step, written by steps
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """The axis along which tokens lie, and the int64 input that holds how many of them are live in this step.
 
     A graph is planned for a capacity of rows; a step computes only the live ones, so one recording serves every batch up to the capacity.
@@ -60,11 +61,12 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes from the first to the last element (without gaps for a contiguous tensor)."""
+        """Bytes from the start of the first block to the end of the last one, with the gaps between them; 0 without elements."""
         if self.n_elements == 0:
             return 0
-        last = sum((n - 1) * stride for n, stride in zip(self.shape[1:], self.strides[1:], strict=True))
-        return last + self.dtype.row_bytes(self.shape[0]) if self.strides[0] == self.dtype.block_bytes else last + self.shape[0] * self.strides[0]
+        blocks = (self.shape[0] // self.dtype.block_size, *self.shape[1:])
+        last = sum((n - 1) * stride for n, stride in zip(blocks, self.strides, strict=True))
+        return last + self.dtype.block_bytes
 
     @property
     def is_contiguous(self) -> bool:
@@ -89,8 +91,8 @@ def pad_shape(shape: Sequence[int]) -> Shape:
     """A shape of one to four extents as four; missing axes have extent 1."""
     if not 1 <= len(shape) <= 4 or any(n < 0 for n in shape):
         raise ShapeError(f"a shape has one to four extents of at least 0, not {tuple(shape)}")
-    padded = tuple(shape) + (1,) * (4 - len(shape))
-    return padded  # type: ignore[return-value]
+    n0, n1, n2, n3 = (*shape, *(1,) * (4 - len(shape)))
+    return (n0, n1, n2, n3)
 
 
 def contiguous_strides(dtype: DType, shape: Shape) -> Shape:

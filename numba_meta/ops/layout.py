@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def reshape(graph: Graph, x: Tensor, shape: Sequence[int], name: str = "") -> Tensor:
-    """A contiguous tensor under another shape of as many elements; a view."""
-    return graph.apply("reshape", x, name=name, shape=pad_shape(shape))
+    """A contiguous tensor under another shape of as many elements; a view. Tokens lie along the last axis of `shape`, if x has them."""
+    return graph.apply("reshape", x, name=name, shape=pad_shape(shape), rows_axis=len(shape) - 1)
 
 
 def permute(graph: Graph, x: Tensor, axes: Sequence[int], name: str = "") -> Tensor:
@@ -83,7 +83,7 @@ class Reshape(_View):
         (x,) = sources
         shape = params["shape"]
         check(x.is_contiguous and math.prod(shape) == x.n_elements, "reshape", name, sources, f"a contiguous tensor of {math.prod(shape)} elements")
-        return _view("reshape", name, x, params, shape, contiguous_strides(x.dtype, shape), 0, _moved_rows(x, shape))
+        return _view("reshape", name, x, params, shape, contiguous_strides(x.dtype, shape), 0, _moved_rows(x, shape, params["rows_axis"]))
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         state = reshaped_state(states[0], node.sources[0].shape, node.shape)
@@ -95,15 +95,11 @@ class Reshape(_View):
         return {**node.params, "shape": state.piece_shape(node.shape, device)}
 
 
-def _moved_rows(x: Tensor, shape: Shape) -> Rows | None:
-    """The token axis keeps its extent and what lies below it."""
-    if x.rows is None:
+def _moved_rows(x: Tensor, shape: Shape, axis: int) -> Rows | None:
+    """The token axis keeps its extent. It is named, not found: heads and tokens may both be one."""
+    if x.rows is None or shape[axis] != x.shape[x.rows.axis]:
         return None
-    below, extent = math.prod(x.shape[: x.rows.axis]), x.shape[x.rows.axis]
-    for axis in range(4):
-        if shape[axis] == extent and math.prod(shape[:axis]) == below and math.prod(shape[axis + 1 :]) == math.prod(x.shape[x.rows.axis + 1 :]):
-            return Rows(x.rows.count, axis)
-    return None
+    return Rows(x.rows.count, axis)
 
 
 @register

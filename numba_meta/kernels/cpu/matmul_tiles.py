@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -38,10 +39,10 @@ from numba_meta.kernels.cpu.packed import (
 )
 from numba_meta.kernels.cpu.simd import LANES, VF, VI, pointer_ir
 from numba_meta.kernels.cpu.simd_int8 import (
+    IntSum,
     bf16_to_f32_ir,
     broadcast_ir,
     constant_ir,
-    dot_ir,
     fma_ir,
     half_to_f32_ir,
     load_ir,
@@ -144,25 +145,23 @@ def _fast_block(t: Tile, block: QuantBlock) -> None:
     rows = [t.row(c) for c in range(len(t.rows))]
     for group in range(BLOCK // layout.group):
         scale, minimum = block.scale(group), block.minimum(group)
-        ints = [_minus_offset(b, layout, row, group) for row in rows]
+        ints = [IntSum(b, t.isa, layout.bits, layout.offset, partial(_minus_sum, b, layout, row, group)) for row in rows]
         for g in range(group * per_group, (group + 1) * per_group):
             quads = block.quads(g)
-            for c, row in enumerate(rows):
-                ints[c] = dot_ir(b, t.isa, ints[c], quads, broadcast_ir(b, row, 4 * g, _i32), wide=layout.bits == 8)
-        for c, row in enumerate(rows):
-            scaled = b.fmul(b.sitofp(ints[c], VF.llvm), scale)
-            total = fma_ir(b, scaled, broadcast_ir(b, row, ACTIVATION_SCALE, _f32), b.load(t.sums[c]))
+            for total, row in zip(ints, rows, strict=True):
+                total.add(quads, broadcast_ir(b, row, 4 * g, _i32))
+        for total, row, slot in zip(ints, rows, t.sums, strict=True):
+            scaled = b.fmul(b.sitofp(total.total(), VF.llvm), scale)
+            acc = fma_ir(b, scaled, broadcast_ir(b, row, ACTIVATION_SCALE, _f32), b.load(slot))
             if minimum is not None:
-                total = fma_ir(b, minimum, _scaled_sum(b, layout, row, group), total)
-            b.store(total, t.sums[c])
+                acc = fma_ir(b, minimum, _scaled_sum(b, layout, row, group), acc)
+            b.store(acc, slot)
 
 
-def _minus_offset(b: ir.IRBuilder, layout: QuantLayout, row: ir.Value, group: int) -> ir.Value:
-    """Where the integer sum of a group begins: -offset * (sum of the activation's quants)."""
-    if not layout.offset:
-        return constant_ir(_i32, 0)
+def _minus_sum(b: ir.IRBuilder, layout: QuantLayout, row: ir.Value, group: int) -> ir.Value:
+    """-(sum of the activation's quants) over a group."""
     place = ACTIVATION_MINUS_SUM if layout.group == BLOCK else ACTIVATION_MINUS_HALF_SUMS + 4 * group
-    return b.shl(broadcast_ir(b, row, place, _i32), constant_ir(_i32, layout.offset.bit_length() - 1))
+    return broadcast_ir(b, row, place, _i32)
 
 
 def _scaled_sum(b: ir.IRBuilder, layout: QuantLayout, row: ir.Value, group: int) -> ir.Value:
@@ -195,13 +194,13 @@ def _block_sums(t: Tile, weight: Callable[[int], ir.Value]) -> None:
     """acc = acc + (p_0 + p_1) over 32 elements, `weight(k)` giving 16 rows of element k."""
     b = t.b
     rows = [t.row(c) for c in range(len(t.rows))]
-    partial: list[list[Any]] = [[None, None] for _ in rows]
+    partials: list[list[Any]] = [[None, None] for _ in rows]
     for k in range(BLOCK):
         w = weight(k)
-        for p, row in zip(partial, rows, strict=True):
+        for p, row in zip(partials, rows, strict=True):
             x = broadcast_ir(b, row, 4 * k, _f32)
             p[k % 2] = fma_ir(b, w, x, constant_ir(_f32, 0.0) if p[k % 2] is None else p[k % 2])
-    for p, total in zip(partial, t.sums, strict=True):
+    for p, total in zip(partials, t.sums, strict=True):
         b.store(b.fadd(b.load(total), b.fadd(*p)), total)
 
 

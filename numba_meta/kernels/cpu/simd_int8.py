@@ -5,6 +5,7 @@ The functions named `*_ir` emit LLVM code; the tiles of `matmul_tiles` are built
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -69,16 +70,67 @@ def bf16_to_f32_ir(b: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     return b.bitcast(b.shl(b.zext(bits, vector_of(_i32)), constant_ir(_i32, 16)), VF.llvm)
 
 
-def dot_ir(b: ir.IRBuilder, isa: Isa, acc: ir.Value, w: ir.Value, x: ir.Value, wide: bool) -> ir.Value:
-    """IR: acc[lane] += sum over j < 4 of u8(w.byte[4 lane + j]) * i8(x.byte[4 lane + j]), exact on every level.
+class IntSum:
+    """IR: a growing sum, exact on every level, of (w.byte[4 lane + j] - offset) * x.byte[4 lane + j] over j < 4 in each int32 lane.
 
-    `wide` tells that w may exceed 127 / 2: then pairs of products may not fit 16 bits. x must be within -127..127.
+    The bytes of w are unsigned and below 2**bits, those of x signed and within -127..127; `offset` is 0 or 2**(bits - 1) where bits are 8.
+    `minus_sum()` gives -(sum of all of x) in each lane, which the offset is multiplied with. At most 32 bytes of a lane may be added.
     """
-    if isa >= Isa.AVX512_VNNI:
-        return b.call(declare_ir(b, "llvm.x86.avx512.vpdpbusd.512", VI.llvm, [VI.llvm] * 3), [acc, w, x])
-    if isa >= Isa.AVX2:
-        return b.add(acc, _join(b, [_dot_avx2(b, *parts, wide) for parts in zip(_halves(b, w), _halves(b, x), strict=True)]))
-    return b.add(acc, _dot_portable(b, w, x))
+
+    def __init__(self, b: ir.IRBuilder, isa: Isa, bits: int, offset: int, minus_sum: Callable[[], ir.Value]) -> None:
+        self.b, self.isa, self.bits = b, isa, bits
+        self._words: list[ir.Value] = []  # AVX2: two halves of 16-bit sums
+        self._room = self._capacity = max(1, 32767 // (2 * 127 * (2**bits - 1)))  # how many sums of pairs 16 bits hold
+        self._signed = isa == Isa.AVX2 and bits == 8
+        if offset and not self._signed:
+            self._sum = b.shl(minus_sum(), constant_ir(_i32, offset.bit_length() - 1))
+        else:
+            self._sum = constant_ir(_i32, 0)
+        self._second = constant_ir(_i32, 0)
+
+    def add(self, w: ir.Value, x: ir.Value) -> None:
+        """Adds 4 products per lane."""
+        b = self.b
+        if self.isa >= Isa.AVX512_VNNI:
+            dot = declare_ir(b, "llvm.x86.avx512.vpdpbusd.512", VI.llvm, [VI.llvm] * 3)
+            self._second = b.call(dot, [self._second, w, x])
+            self._sum, self._second = self._second, self._sum
+        elif self.isa >= Isa.AVX2:
+            self._add_words(w, x)
+        else:
+            self._sum = b.add(self._sum, _dot_portable(b, w, x))
+
+    def total(self) -> ir.Value:
+        """The sum, 16 int32."""
+        self._flush()
+        return self.b.add(self._sum, self._second)
+
+    def _add_words(self, w: ir.Value, x: ir.Value) -> None:
+        """vpmaddubsw makes 16-bit sums of pairs. With 8 bits the offset comes off first, and w's sign moves to x: |w| <= 128 saturates nothing."""
+        b, v8, v16 = self.b, vector_of(_i8, 32), vector_of(_i16, 16)
+        pairs = declare_ir(b, "llvm.x86.avx2.pmadd.ub.sw", v16, [v8] * 2)
+        if self._signed:
+            w = b.xor(w, constant_ir(_i32, -0x7F7F7F80))
+        words = []
+        for w_half, x_half in zip(_halves(b, w), _halves(b, x), strict=True):
+            w_bytes, x_bytes = b.bitcast(w_half, v8), b.bitcast(x_half, v8)
+            if self._signed:
+                x_bytes = b.call(declare_ir(b, "llvm.x86.avx2.psign.b", v8, [v8] * 2), [x_bytes, w_bytes])
+                negative = b.icmp_signed("<", w_bytes, constant_ir(_i8, 0, 32))
+                w_bytes = b.select(negative, b.sub(constant_ir(_i8, 0, 32), w_bytes), w_bytes)
+            words.append(b.call(pairs, [w_bytes, x_bytes]))
+        if self._words and self._room == 0:
+            self._flush()
+        self._words = [b.add(old, new) for old, new in zip(self._words, words, strict=True)] if self._words else words
+        self._room -= 1
+
+    def _flush(self) -> None:
+        """Widens the 16-bit sums and adds them."""
+        if self._words:
+            b = self.b
+            widen = declare_ir(b, "llvm.x86.avx2.pmadd.wd", vector_of(_i32, 8), [vector_of(_i16, 16)] * 2)
+            self._sum = b.add(self._sum, _join(b, [b.call(widen, [half, constant_ir(_i16, 1, 16)]) for half in self._words]))
+            self._words, self._room = [], self._capacity
 
 
 def _halves(b: ir.IRBuilder, v: ir.Value) -> list[ir.Value]:
@@ -90,29 +142,14 @@ def _join(b: ir.IRBuilder, halves: list[ir.Value]) -> ir.Value:
     return b.shuffle_vector(*halves, ir.Constant(vector_of(_i32), list(range(LANES))))
 
 
-def _dot_avx2(b: ir.IRBuilder, w: ir.Value, x: ir.Value, wide: bool) -> ir.Value:
-    """8 lanes. Narrow: vpmaddubsw cannot saturate (2 * 63 * 127 < 2**15). Wide: even and odd bytes widened to 16 bits."""
-    v8, v16, v32 = vector_of(_i8, 32), vector_of(_i16, 16), vector_of(_i32, 8)
-    madd = declare_ir(b, "llvm.x86.avx2.pmadd.wd", v32, [v16] * 2)
-    if not wide:
-        pairs = b.call(declare_ir(b, "llvm.x86.avx2.pmadd.ub.sw", v16, [v8] * 2), [b.bitcast(w, v8), b.bitcast(x, v8)])
-        return b.call(madd, [pairs, constant_ir(_i16, 1, 16)])
-    w, x, eight = b.bitcast(w, v16), b.bitcast(x, v16), constant_ir(_i16, 8, 16)
-    even = b.call(madd, [b.and_(w, constant_ir(_i16, 255, 16)), b.ashr(b.shl(x, eight), eight)])
-    return b.add(even, b.call(madd, [b.lshr(w, eight), b.ashr(x, eight)]))
-
-
 def _dot_portable(b: ir.IRBuilder, w: ir.Value, x: ir.Value) -> ir.Value:
     """Products of even and of odd bytes fit 16 bits (255 * 127 < 2**15); pairs of them are added as 32 bits."""
-    v16, eight = vector_of(_i16, 2 * LANES), constant_ir(_i16, 8, 2 * LANES)
-    w, x, total = b.bitcast(w, v16), b.bitcast(x, v16), None
+    v16, eight, sixteen = vector_of(_i16, 2 * LANES), constant_ir(_i16, 8, 2 * LANES), constant_ir(_i32, 16)
+    w, x = b.bitcast(w, v16), b.bitcast(x, v16)
     even = b.mul(b.and_(w, constant_ir(_i16, 255, 2 * LANES)), b.ashr(b.shl(x, eight), eight))
     odd = b.mul(b.lshr(w, eight), b.ashr(x, eight))
-    for product in (b.bitcast(even, VI.llvm), b.bitcast(odd, VI.llvm)):
-        sixteen = constant_ir(_i32, 16)
-        pair = b.add(b.ashr(b.shl(product, sixteen), sixteen), b.ashr(product, sixteen))
-        total = pair if total is None else b.add(total, pair)
-    return total
+    pairs = [b.add(b.ashr(b.shl(v, sixteen), sixteen), b.ashr(v, sixteen)) for v in (b.bitcast(even, VI.llvm), b.bitcast(odd, VI.llvm))]
+    return b.add(*pairs)
 
 
 # ---- intrinsics ------------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from numba_meta.kernels.cpu import isa
@@ -34,7 +33,7 @@ from numba_meta.kernels.cpu.simd import (
 )
 
 I8, I16, I32, I64, F16, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(), ir.FloatType()
-device_function = njit(nogil=True, error_model="numpy")  # a function that kernels call
+device_function = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # a function that kernels call
 
 
 def lanes_ir(element: ir.Type, n_lanes: int = LANES) -> ir.Type:
@@ -306,7 +305,8 @@ def stack_buffer(n_bytes: int) -> Any:
 
     def buffer(typingctx):  # type: ignore[no-untyped-def]
         def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
-            memory = cgutils.alloca_once(b, ir.ArrayType(I8, n_bytes))
+            with b.goto_entry_block():  # once, and not filled: storing an array of bytes costs LLVM seconds
+                memory = b.alloca(ir.ArrayType(I8, n_bytes))
             memory.align = 64
             return b.ptrtoint(memory, I64)
 
