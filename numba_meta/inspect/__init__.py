@@ -2,9 +2,9 @@
 
 In comes a loaded model, out come a `Table` or a figure (the drawings need the extra `plots`):
 
-    cut_table      how each tensor is divided: type, shape, state, piece and bytes per device      draw_cuts       a layer's tensors, to scale
-    meeting_table  where the devices meet in a step                                                draw_placement  where the pieces lie
-    call_table     what a device does in a step, kernel by kernel                                  draw_workspace  memory reused in a step
+    cut_table      how each tensor is divided: type, shape, state, pieces     draw_cuts       a layer's tensors, to scale
+    meeting_table  where the devices meet in a step                           draw_placement  where the pieces lie
+    call_table     what a device does in a step, kernel by kernel             draw_workspace  memory reused in a step
 
 `model.plan` is the summary of it all. `facts.py` has the same as dataclasses.
 """

@@ -36,6 +36,10 @@ class Table:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def head(self, n_rows: int) -> Table:
+        """The first rows."""
+        return Table(self.header, self.rows[:n_rows])
+
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns padded to equal width, two spaces between them."""
@@ -69,9 +73,8 @@ def cut_table(model: Model, layer: int | None = 0) -> Table:
 
 
 def _cut_row(cut: facts.TensorCut) -> tuple[str, ...]:
-    pieces = (
-        f"{facts.shown_shape(cut.piece_shape(device))} {format_bytes(n_bytes)}" if n_bytes else "-" for device, n_bytes in enumerate(cut.piece_bytes)
-    )
+    shapes = (facts.shown_shape(cut.piece_shape(device)) for device in range(len(cut.piece_bytes)))
+    pieces = (f"{shape} {format_bytes(n_bytes)}" if n_bytes else "-" for shape, n_bytes in zip(shapes, cut.piece_bytes, strict=True))
     return (cut.name, cut.dtype, facts.shown_shape(cut.shape), str(cut.state), *pieces)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -28,14 +29,14 @@ SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and seque
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens of one step, int32 `[n]` each; `outputs` are the rows that give logits, in order."""
+    """Tokens of one step, `[n]` each; `outputs` are the rows that give logits, in order. Plain sequences: most steps have one token."""
 
-    tokens: np.ndarray
-    positions: np.ndarray
-    sequences: np.ndarray
-    cells: np.ndarray
-    window_cells: np.ndarray
-    outputs: np.ndarray
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    sequences: Sequence[int]
+    cells: Sequence[int]
+    window_cells: Sequence[int]
+    outputs: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,18 @@ class Context:
             self.close()
             raise
 
+    def prepare(self) -> None:
+        """Records the steps that every generation needs: one token, and a prompt. Takes their memory and compiles their kernels now.
+
+        Where that fails, the context is closed.
+        """
+        try:
+            for n_rows in (self.ubatch_size, 1):
+                self.recording(self.capacity_for(n_rows, 1))
+        except BaseException:
+            self.close()
+            raise
+
     # ---- steps -------------------------------------------------------------------------------------------------------------------------
 
     def decode(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int], capacity: Capacity | None = None) -> np.ndarray:
@@ -135,28 +148,24 @@ class Context:
         raise NumbaMetaError(f"a step of {n_rows} rows is larger than ubatch_size {self.ubatch_size}; split it")
 
     def _next_batch(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]) -> Batch:
-        n = len(tokens)
-        positions, cells, window_cells = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
-        taken: list[tuple[int, int]] = []
-        at = 0
-        try:
-            while at < n:
-                stop = at + 1
-                while stop < n and sequences[stop] == sequences[at]:
-                    stop += 1
-                sequence = sequences[at]
-                start = self.cells.length(sequence)
-                cells[at:stop], window_cells[at:stop] = self.cells.take(sequence, stop - at)
-                taken.append((sequence, start))
-                positions[at:stop] = range(start, start + stop - at)
-                at = stop
-        except NumbaMetaError:
-            for sequence, start in reversed(taken):
-                self.cells.truncate(sequence, start)
-            raise
-        return Batch(
-            np.asarray(tokens, np.int32), positions, np.asarray(sequences, np.int32), cells, window_cells, np.asarray(outputs, np.int32)
-        )
+        """Gives each run of rows of one sequence its next positions and cells; where they do not fit, none are taken."""
+        positions: list[int] = []
+        cells: list[int] = []
+        window_cells: list[int] = []
+        n_taken: list[tuple[int, int]] = []
+        for sequence, run in groupby(sequences):
+            start, n = self.cells.length(sequence), len(list(run))
+            try:
+                taken, in_window = self.cells.take(sequence, n)
+            except NumbaMetaError:
+                for earlier, length in reversed(n_taken):
+                    self.cells.truncate(earlier, length)
+                raise
+            n_taken.append((sequence, start))
+            positions += range(start, start + n)
+            cells += taken
+            window_cells += in_window
+        return Batch(tokens, positions, sequences, cells, window_cells, outputs)
 
     # ---- recordings --------------------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from numba_meta.dtypes import DType
 from numba_meta.errors import ContextFullError, UsageError
 from numba_meta.memory.placement import Binding, Entry, Placement, bind_all, place_by_share, round_up
@@ -59,8 +57,8 @@ class Cells:
         """The cell of each position of a sequence."""
         return self._held[sequence]
 
-    def take(self, sequence: int, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cells for the next tokens of a sequence: (int32 cells, int32 window cells). Raises `ContextFullError`; then nothing is taken."""
+    def take(self, sequence: int, n_tokens: int) -> tuple[list[int], list[int]]:
+        """Cells for the next tokens of a sequence: (cells, window cells). Raises `ContextFullError`; then nothing is taken."""
         start, free = self.length(sequence), self._free[0 if self.shape.unified else sequence]
         if start + n_tokens > self.shape.n_positions or n_tokens > len(free):
             room = min(self.shape.n_positions - start, len(free))
@@ -69,7 +67,7 @@ class Cells:
             )
         cells = [free.pop() for _ in range(n_tokens)]
         self._held[sequence] += cells
-        return np.array(cells, np.int32), self._window_cells(sequence, start, n_tokens)
+        return cells, self._window_cells(sequence, start, n_tokens)
 
     def truncate(self, sequence: int, n_tokens: int) -> None:
         """Forgets all but the first `n_tokens` of a sequence. What a window has already overwritten cannot come back."""
@@ -87,11 +85,9 @@ class Cells:
         for sequence in range(self.shape.n_sequences):
             self.truncate(sequence, 0)
 
-    def _window_cells(self, sequence: int, start: int, n_tokens: int) -> np.ndarray:
+    def _window_cells(self, sequence: int, start: int, n_tokens: int) -> list[int]:
         n = self.shape.n_window_cells
-        if not n:
-            return np.full(n_tokens, -1, np.int32)
-        return (sequence * n + np.arange(start, start + n_tokens) % n).astype(np.int32)
+        return [sequence * n + position % n for position in range(start, start + n_tokens)] if n else [-1] * n_tokens
 
 
 @dataclass(frozen=True)

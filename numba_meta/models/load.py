@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +65,10 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     for name, value in (("ctx_size", options.ctx_size), ("ubatch_size", options.ubatch_size), ("parallel", options.parallel)):
         if value is not None and not 1 <= value < 1 << 31:
             raise UsageError(f"{name} {value} is impossible; expected a number from 1 on")
-    cache_types = (choose_cache_type("cache_type_k", options.cache_type_k, config, options.exact), choose_cache_type("cache_type_v", options.cache_type_v, config, options.exact))
+    cache_types = (
+        choose_cache_type("cache_type_k", options.cache_type_k, config, options.exact),
+        choose_cache_type("cache_type_v", options.cache_type_v, config, options.exact),
+    )
     ctx_size = options.ctx_size or config.context_length
     shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size)
     proportions = parse_tensor_split(options.tensor_split, len(specs))
@@ -128,14 +132,35 @@ def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, prog
         if progress:
             progress("loading", done, total)
 
-    buffers = load_weights(file, leaves, weight_plan, devices, report)
-    try:
-        context = Context(build, plan.cuts, devices, (weight_plan, buffers), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size)
-    except BaseException:
-        for buffer in buffers:
-            buffer.free()
-        raise
+    with _told_of_compiling(progress):
+        buffers = load_weights(file, leaves, weight_plan, devices, report)
+        context = Context(
+            build, plan.cuts, devices, (weight_plan, buffers), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size
+        )
+        context.prepare()
     return context, plan
+
+
+@contextmanager
+def _told_of_compiling(progress: Progress | None) -> Iterator[None]:
+    """Passes on what is compiled: slow, and only once on a machine."""
+    from numba_meta.kernels.cpu.kernel import on_compile
+
+    n_compiled = 0
+
+    def listener(kernel: str) -> None:
+        nonlocal n_compiled
+        n_compiled += 1
+        if progress:
+            progress("compiling kernels for this machine (only once)", n_compiled, 0)
+
+    on_compile.append(listener)
+    try:
+        yield
+    finally:
+        on_compile.remove(listener)
+        if progress and n_compiled:
+            progress("compiling kernels for this machine (only once)", n_compiled, n_compiled)
 
 
 def _rope_factors(file: GGUFFile) -> tuple[float, ...] | None:

@@ -33,10 +33,12 @@ def attention(
 ) -> Tensor:
     """Softmax attention: `[head_dim_v, heads, t]` from q `[head_dim, t, heads]` and caches k, v `[head_dim, cells, kv heads]`.
 
-    Row t of sequence s at position p sees the cells that `cell_table[s]` names for positions 0..p; with a window, the last `window` of them.
+    Row t of sequence s at position p sees the cells that `cell_table[s]` names for positions 0..p; with a window, the last `window` of
+    them.
     """
     sources = (q, k, v, cell_table, sequences, positions)
     group = q.shape[2] // k.shape[2] if k.shape[2] else 0
+    check(group * k.shape[2] == q.shape[2], "attention", name, sources, "as many query heads for each KV head")
     return graph.apply("attention", *sources, name=name, scale=scale, window=window, group=group, first_head=0, first_kv=0)
 
 
@@ -48,7 +50,8 @@ class Attention(Operation):
         q, k, v, table, sequences, positions = sources
         fits = q.dtype == F32 and q.shape[0] == k.shape[0] and k.shape[1:3] == v.shape[1:3] and q.rows is not None and q.rows.axis == 1
         fits = fits and table.dtype == I32 == sequences.dtype == positions.dtype and params["group"] > 0
-        check(fits, "attention", name, sources, "q [head_dim, t, heads], k and v [head_dim, cells, kv heads], int32 table, sequences, positions")
+        expected = "q [head_dim, t, heads], k and v [head_dim, cells, kv heads], int32 table, sequences, positions"
+        check(fits, "attention", name, sources, expected)
         assert q.rows is not None
         return new_tensor("attention", name, (v.shape[0], q.shape[2], q.shape[1]), sources, params, rows=Rows(q.rows.count, 2))
 
@@ -59,10 +62,11 @@ class Attention(Operation):
             raise no_rule(node, states)
         if q.is_mirrored and k.is_mirrored and v.is_mirrored:
             return q
-        if q.axis == 2 and k.is_mirrored and v.is_mirrored:
-            return q.on_axis(1)  # one KV head, or replicated by policy: every device finds its heads' K and V
-        if q.axis == 2 and k == v and k.axis == 2 and k.scaled(node.params["group"]).same_cuts(q):
-            return q.on_axis(1)
+        if q.axis == 2 and len(q.segments) == 1 == q.segments[0].repeat:  # one run of heads per device
+            if k.is_mirrored and v.is_mirrored:
+                return q.on_axis(1)  # one KV head, or replicated by policy: every device finds its heads' K and V
+            if k.axis == 2 == v.axis and k.same_cuts(v) and k.scaled(node.params["group"]).same_cuts(q):
+                return q.on_axis(1)
         raise no_rule(node, states)
 
     def localize(self, node: Tensor, states: Sequence[SplitState], state: SplitState, device: int) -> Params:
@@ -108,7 +112,8 @@ class Attention(Operation):
         partial = to.scratch("partial", kernels.attention_scratch_bytes(n_rows, n_head, dims[1], n_chunks))
         kernel = kernels.attention_chunks(k.dtype, v.dtype, *dims)
         to.call(kernel, reads=reads, writes=(partial,), partial=partial, n_chunks=n_chunks, **query, **rows)
-        to.call(kernels.attention_combine(dims[1]), reads=(partial, positions), writes=(node,), partial=partial, n_chunks=n_chunks, **rows, **out)
+        combine = kernels.attention_combine(dims[1])
+        to.call(combine, reads=(partial, positions), writes=(node,), partial=partial, n_chunks=n_chunks, **rows, **out)
 
 
 def _start(state: SplitState, device: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from numba_meta.dtypes import F32
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, register
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Tensor
@@ -21,7 +22,7 @@ class AllReduce(Operation):
 
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         (x,) = sources
-        check(x.is_contiguous, "all_reduce", name, sources, "a contiguous tensor")
+        check(x.is_contiguous and x.dtype == F32, "all_reduce", name, sources, "a contiguous float32 tensor")
         return new_tensor("all_reduce", name, x.shape, sources, params, x.dtype, rows=x.rows)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
@@ -41,7 +42,7 @@ class Gather(Operation):
 
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         (x,) = sources
-        check(x.is_contiguous, "gather", name, sources, "a contiguous tensor")
+        check(x.is_contiguous and x.dtype == F32 and x.shape[2:] == (1, 1), "gather", name, sources, "contiguous float32 rows [n, t]")
         return new_tensor("gather", name, params.get("shape", x.shape), sources, params, x.dtype, rows=x.rows)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32
 from numba_meta.graph import Graph
-from numba_meta.ops.base import NeedsReduce, Operation, Params, check, new_tensor, no_rule, reduce_partial, register
+from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import PARTIAL, SplitState
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
     from numba_meta.schedule.lower import CpuLowering
 
-GLU_KINDS = ("swiglu", "geglu_tanh", "geglu_erf")
+GLU_KINDS = ("swiglu", "geglu_tanh", "geglu_erf", "reglu", "sigmoid_gate")
 
 
 def add(graph: Graph, x: Tensor, y: Tensor, name: str = "") -> Tensor:
@@ -43,7 +43,8 @@ class _Binary(Operation):
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         x, y = sources
         fits = x.dtype == F32 == y.dtype and all(m in (1, n) for n, m in zip(x.shape, y.shape, strict=True))
-        check(fits and x.is_contiguous and y.is_contiguous, self.name, name, sources, "contiguous float32 tensors, the second broadcast to the first")
+        fits = fits and x.is_contiguous and y.is_contiguous
+        check(fits, self.name, name, sources, "contiguous float32 tensors, the second broadcast to the first")
         return new_tensor(self.name, name, x.shape, sources, params, rows=x.rows)
 
     def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
@@ -52,7 +53,8 @@ class _Binary(Operation):
         x, y = node.sources
         n, x_stride = to.row_extent(x)
         whole = y.shape == x.shape
-        check(whole or (y.n_elements == n and y.rows is None), self.name, node.name, node.sources, "on CPU devices a second tensor of one row or of all rows")
+        fits = whole or (y.n_elements == n and y.rows is None)
+        check(fits, self.name, node.name, node.sources, "on CPU devices a second tensor of one row or of all rows")
         to.call(
             getattr(kernels, self.name),
             reads=(x, y),
@@ -69,19 +71,16 @@ class _Binary(Operation):
 
 
 def _broadcast(node: Tensor, states: Sequence[SplitState]) -> SplitState | None:
-    """The state where one operand is split on an axis and the other is equal or MIRRORED and does not span that axis."""
+    """The state where both are cut alike, or y is MIRRORED and does not span the axis on which x is cut; None for all others.
+
+    Only y broadcasts (the shape rule), so a MIRRORED x spans every axis on which y can be cut.
+    """
     x, y = states
-    if x == y and not x.is_partial:
+    if x.axis == y.axis and x.same_cuts(y) and not x.is_partial:
         return x
-    for (state, _), (other, tensor) in ((pair, rest) for pair, rest in _pairs(node, states)):
-        if state.is_split and other.is_mirrored and tensor.shape[state.axis] == 1:
-            return state
+    if x.is_split and y.is_mirrored and node.sources[1].shape[x.axis] == 1:
+        return x
     return None
-
-
-def _pairs(node: Tensor, states: Sequence[SplitState]) -> list[tuple[tuple[SplitState, Tensor], tuple[SplitState, Tensor]]]:
-    first, second = ((state, tensor) for state, tensor in zip(states, node.sources, strict=True))
-    return [(first, second), (second, first)]
 
 
 class _Sum(_Binary):
@@ -163,12 +162,11 @@ class Glu(Operation):
         return new_tensor("glu", name, gate.shape, sources, params, rows=gate.rows)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
-        partial = [s for s, state in zip(node.sources, states, strict=True) if state.is_partial]
-        if partial:
-            raise NeedsReduce(*partial)
-        if states[0] != states[1]:
+        reduce_partial(node, states)
+        gate, up = states
+        if gate.axis != up.axis or not gate.same_cuts(up):
             raise no_rule(node, states)
-        return states[0]
+        return gate
 
     def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
         from numba_meta.kernels.cpu import elementwise as kernels

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, register
-from numba_meta.split.state import Segment, SplitState
-from numba_meta.tensor import Rows, Shape, Tensor, contiguous_strides, pad_shape
+from numba_meta.split.state import Segment, SplitState, cut_points
+from numba_meta.tensor import Rows, Shape, Tensor, contiguous_strides, format_shape, pad_shape
 
 if TYPE_CHECKING:
     from numba_meta.schedule.lower import CpuLowering
@@ -46,33 +46,39 @@ def _view(op: str, name: str, x: Tensor, params: Params, shape: Shape, strides: 
     return Tensor(name, x.dtype, shape, strides, op, (x,), dict(params), x.role, x, offset, rows)
 
 
-def reshaped_state(state: SplitState, old: Shape, new: Shape) -> SplitState | None:
+def reshaped_state(state: SplitState, old: Shape, new: Shape, tokens: tuple[int, int] | None = None) -> SplitState | None:
     """The state of a reshaped tensor, or None where the cut falls inside an element of every axis.
 
-    In flat elements the cut repeats with a period: the elements below the axis times the sum of the extents. It moves to the highest axis whose
-    stride divides every cut and which spans whole periods; more than one period inside it becomes a repeat count.
+    In flat elements the cut repeats with a period: the elements below the axis times the sum of the extents. An axis can be cut so if its
+    stride divides every cut and it spans whole periods; more than one period inside it becomes a repeat count. Where several axes can
+    (extents of 1, all on one device), the one that spans as much as the old axis did is meant. `tokens` is the token axis before and
+    after: a cut below it stays below it.
     """
-    if not state.is_split:
+    if not state.is_split or old == new:
         return state
-    inner = math.prod(old[: state.axis])
-    unit = math.prod(old[: state.axis + 1])  # of one period of all the segments
     simple = len(state.segments) == 1
+    inner, unit = math.prod(old[: state.axis]), math.prod(old[: state.axis + 1])
     period = inner * sum(state.segments[0].extents) if simple else unit
-    for axis in reversed(range(4)):
-        stride = math.prod(new[:axis])
-        span = stride * new[axis]
-        if new[axis] == 1 or span == 0 or span % period:
+    found: list[tuple[tuple[bool, bool, bool, int], SplitState]] = []
+    for axis in _same_side(state.axis, tokens):
+        stride, span = math.prod(new[:axis]), math.prod(new[: axis + 1])
+        if not span or not period or span % period or any(inner * e % stride for segment in state.segments for e in segment.extents):
             continue
-        if any(inner * extent % stride for segment in state.segments for extent in segment.extents):
-            continue
-        if not simple and span != period:
-            continue
-        segments = tuple(
-            Segment(tuple(inner * extent // stride for extent in segment.extents), span // period if simple else segment.repeat)
-            for segment in state.segments
-        )
-        return SplitState(axis, segments)
-    return None
+        repeats = [1 if simple else segment.repeat for segment in state.segments]
+        moved = tuple(Segment(tuple(inner * e // stride for e in s.extents), n) for s, n in zip(state.segments, repeats, strict=True))
+        likeness = (span == period, span == unit, tokens is not None or new[axis] > 1, axis)
+        found.append((likeness, SplitState(axis, moved).repeated(span // period)))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _same_side(axis: int, tokens: tuple[int, int] | None) -> range:
+    """The axes of the result that lie on the same side of the token axis as `axis` does in the source."""
+    if tokens is None:
+        return range(4)
+    before, after = tokens
+    if axis == before:
+        return range(after, after + 1)
+    return range(after) if axis < before else range(after + 1, 4)
 
 
 @register
@@ -82,13 +88,19 @@ class Reshape(_View):
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         (x,) = sources
         shape = params["shape"]
-        check(x.is_contiguous and math.prod(shape) == x.n_elements, "reshape", name, sources, f"a contiguous tensor of {math.prod(shape)} elements")
-        return _view("reshape", name, x, params, shape, contiguous_strides(x.dtype, shape), 0, _moved_rows(x, shape, params["rows_axis"]))
+        fits = x.is_contiguous and math.prod(shape) == x.n_elements
+        check(fits, "reshape", name, sources, f"a contiguous tensor of as many elements as {format_shape(shape)}")
+        check(shape[0] % x.dtype.block_size == 0, "reshape", name, sources, f"whole blocks on axis 0 of {format_shape(shape)}")
+        rows = _moved_rows(x, shape, params["rows_axis"])
+        return _view("reshape", name, x, params, shape, contiguous_strides(x.dtype, shape), 0, rows)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
-        state = reshaped_state(states[0], node.sources[0].shape, node.shape)
+        (x,) = node.sources
+        tokens = (x.rows.axis, node.rows.axis) if x.rows and node.rows else None
+        state = reshaped_state(states[0], x.shape, node.shape, tokens)
         if state is None:
             raise no_rule(node, states)
+        state.validate(node.shape, node.dtype, node.name)
         return state
 
     def localize(self, node: Tensor, states: Sequence[SplitState], state: SplitState, device: int) -> Params:
@@ -96,8 +108,8 @@ class Reshape(_View):
 
 
 def _moved_rows(x: Tensor, shape: Shape, axis: int) -> Rows | None:
-    """The token axis keeps its extent. It is named, not found: heads and tokens may both be one."""
-    if x.rows is None or shape[axis] != x.shape[x.rows.axis]:
+    """The token axis keeps its extent and what lies below it. It is named, not found: heads and tokens may both be one."""
+    if x.rows is None or shape[axis] != x.shape[x.rows.axis] or math.prod(shape[:axis]) != math.prod(x.shape[: x.rows.axis]):
         return None
     return Rows(x.rows.count, axis)
 
@@ -109,7 +121,8 @@ class Permute(_View):
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         (x,) = sources
         axes = params["axes"]
-        check(sorted(axes) == [0, 1, 2, 3], "permute", name, sources, "each of the axes 0, 1, 2, 3 once")
+        check(sorted(axes) == [0, 1, 2, 3], "permute", name, sources, f"each of the axes 0, 1, 2, 3 once, not {axes}")
+        check(axes[0] == 0 or x.dtype.block_size == 1, "permute", name, sources, "blocks to stay on axis 0")
         order = [axes.index(axis) for axis in range(4)]
         shape, strides = tuple(x.shape[i] for i in order), tuple(x.strides[i] for i in order)
         rows = Rows(x.rows.count, axes[x.rows.axis]) if x.rows else None
@@ -128,7 +141,7 @@ class Slice(_View):
         axis, start, stop = params["axis"], params["start"], params["stop"]
         block = x.dtype.block_size if axis == 0 else 1
         fits = 0 <= start <= stop <= x.shape[axis] and start % block == 0 and stop % block == 0
-        check(fits, "slice", name, sources, f"a range of axis {axis} in whole blocks, not [{start}, {stop})")
+        check(fits, "slice", name, sources, f"a range in whole blocks of axis {axis}, not [{start}, {stop})")
         shape = pad_shape([stop - start if i == axis else n for i, n in enumerate(x.shape)])
         offset = start // block * x.strides[axis]
         rows = x.rows if x.rows and x.rows.axis != axis else None
@@ -138,29 +151,34 @@ class Slice(_View):
         state, axis = states[0], node.params["axis"]
         if not state.is_split or state.axis != axis:
             return state
-        segment = _segment_at(state, node.params["start"], node.params["stop"])
+        segment = _sub_range(state, node.params["start"], node.params["stop"])
         if segment is None:
             raise no_rule(node, states)
-        return SplitState(axis, (state.segments[segment],))
+        return SplitState(axis, (segment,))
 
     def localize(self, node: Tensor, states: Sequence[SplitState], state: SplitState, device: int) -> Params:
         source, axis = states[0], node.params["axis"]
         if not source.is_split or source.axis != axis:
             return node.params
-        index = _segment_at(source, node.params["start"], node.params["stop"])
-        assert index is not None
-        held = [segment.extents[device] * segment.repeat for segment in source.segments]
-        return {**node.params, "start": sum(held[:index]), "stop": sum(held[: index + 1])}
+        ranges = source.ranges(device)
+        start, stop = (sum(max(0, min(end, at) - begin) for begin, end in ranges) for at in (node.params["start"], node.params["stop"]))
+        return {**node.params, "start": start, "stop": stop}
 
 
-def _segment_at(state: SplitState, start: int, stop: int) -> int | None:
-    """The index of the segment that a sub-range covers; None where it is not exactly one."""
-    at = 0
-    for index, segment in enumerate(state.segments):
-        end = at + sum(segment.extents) * segment.repeat
-        if (at, end) == (start, stop):
-            return index
-        at = end
+def _sub_range(state: SplitState, start: int, stop: int) -> Segment | None:
+    """How a sub-range of the cut axis is cut; None where it lies in no one segment, or holds more than one period but not whole ones."""
+    begin = 0
+    for segment in state.segments:
+        first, last, period = start - begin, stop - begin, sum(segment.extents)
+        begin += segment.total
+        if first < 0 or last > segment.total or period == 0:
+            continue
+        if first % period == 0 == last % period and first < last:
+            return Segment(segment.extents, (last - first) // period)
+        low = first - first % period
+        if last - low <= period:
+            cuts = [min(max(cut + low, first), last) for cut in cut_points(segment.extents)]
+            return Segment(tuple(b - a for a, b in zip(cuts[:-1], cuts[1:], strict=True)))
     return None
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from numba_meta.dtypes import F32
 from numba_meta.errors import DeviceError
 from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState
-from numba_meta.tensor import Rows, Tensor
+from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
     from numba_meta.schedule.lower import CpuLowering
@@ -26,10 +27,10 @@ class MatMul(Operation):
 
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         weight, x = sources
-        fits = weight.shape[0] == x.shape[0] and weight.shape[2:] == x.shape[2:]
-        check(fits and weight.rows is None, "matmul", name, sources, "W [k, n] and x [k, t] with the same k")
-        rows = Rows(x.rows.count, x.rows.axis) if x.rows else None
-        return new_tensor("matmul", name, (weight.shape[1], x.shape[1], *x.shape[2:]), sources, params, rows=rows)
+        fits = weight.shape[0] == x.shape[0] and weight.shape[2:] == x.shape[2:] and x.dtype == F32
+        fits = fits and weight.rows is None and (x.rows is None or x.rows.axis != 0)
+        check(fits, "matmul", name, sources, "W [k, n] and float32 x [k, t] with the same k")
+        return new_tensor("matmul", name, (weight.shape[1], x.shape[1], *x.shape[2:]), sources, params, rows=x.rows)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         weight, x = states
@@ -42,7 +43,7 @@ class MatMul(Operation):
             return PARTIAL  # row parallel
         if weight.is_mirrored and x.axis == 1:
             return x
-        if weight.axis == 2 and x.axis == 2 and weight.same_cuts(x):
+        if weight.axis == 2 == x.axis and weight.same_cuts(x):
             return x
         raise no_rule(node, states)
 

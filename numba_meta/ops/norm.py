@@ -1,15 +1,15 @@
-"""Normalization over axis 0."""
+"""Normalization over axis 0: root mean square, softmax; and the index of the largest element."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from numba_meta.dtypes import F32
+from numba_meta.dtypes import F32, I32
 from numba_meta.graph import Graph
 from numba_meta.ops.base import NeedsGather, Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import SplitState
-from numba_meta.tensor import Tensor
+from numba_meta.tensor import Rows, Tensor
 
 if TYPE_CHECKING:
     from numba_meta.schedule.lower import CpuLowering
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 def rms_norm(graph: Graph, x: Tensor, weight: Tensor, epsilon: float, name: str = "") -> Tensor:
     """`x / sqrt(mean(x²) + epsilon) * weight` over axis 0; weight float32 `[n]`."""
     return graph.apply("rms_norm", x, weight, name=name, epsilon=epsilon)
+
+
+def softmax(graph: Graph, x: Tensor, scale: float = 1.0, name: str = "") -> Tensor:
+    """`exp(x * scale) / sum(exp(x * scale))` over axis 0."""
+    return graph.apply("softmax", x, name=name, scale=scale)
+
+
+def argmax(graph: Graph, x: Tensor, name: str = "") -> Tensor:
+    """The index of the largest element of each row, the lowest of equal ones: int32 `[t]` from `[n, t]`."""
+    return graph.apply("argmax", x, name=name)
+
+
+def _over_rows(node: Tensor, states: Sequence[SplitState]) -> SplitState:
+    """The source's state: it stays on any axis but 0, which must be whole; a sum must be complete."""
+    reduce_partial(node, states)
+    if states[0].axis == 0:
+        raise NeedsGather(node.sources[0])
+    return states[0]
 
 
 @register
@@ -31,13 +49,9 @@ class RmsNorm(Operation):
         return new_tensor("rms_norm", name, x.shape, sources, params, rows=x.rows)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
-        x, weight = states
-        reduce_partial(node, states)
-        if not weight.is_mirrored:
+        if not states[1].is_mirrored and not states[1].is_partial:
             raise no_rule(node, states)
-        if x.axis == 0:
-            raise NeedsGather(node.sources[0])
-        return x
+        return _over_rows(node, states)
 
     def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
         from numba_meta.kernels.cpu.norm import rms_norm as kernel
@@ -58,3 +72,48 @@ class RmsNorm(Operation):
             n_rows=count,
             eps=float(node.params["epsilon"]),
         )
+
+
+@register
+class Softmax(Operation):
+    name = "softmax"
+
+    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
+        (x,) = sources
+        check(x.dtype == F32 and x.is_contiguous, "softmax", name, sources, "contiguous float32 x [n, ...]")
+        return new_tensor("softmax", name, x.shape, sources, params, rows=x.rows)
+
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        return _over_rows(node, states)
+
+    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+        from numba_meta.kernels.cpu.elementwise import softmax_rows as kernel
+
+        (x,) = node.sources
+        rows_per_token, count = to.norm_rows(x)
+        check(rows_per_token == 1, "softmax", node.name, node.sources, "on CPU devices one row per token")
+        strides = {"x_stride": x.strides[1], "out_stride": node.strides[1]}
+        factor = float(node.params["scale"])
+        to.call(kernel, reads=(x,), writes=(node,), x=x, out=node, n=x.shape[0], factor=factor, n_rows=count, **strides)
+
+
+@register
+class ArgMax(Operation):
+    name = "argmax"
+
+    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
+        (x,) = sources
+        fits = x.dtype == F32 and x.is_contiguous and x.shape[2:] == (1, 1) and (x.rows is None or x.rows.axis == 1)
+        check(fits, "argmax", name, sources, "contiguous float32 x [n, t]")
+        rows = Rows(x.rows.count, 0) if x.rows else None
+        return new_tensor("argmax", name, (x.shape[1],), sources, params, I32, rows)
+
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        state = _over_rows(node, states)
+        return state.on_axis(state.axis - 1)  # [n, t] becomes [t]
+
+    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+        from numba_meta.kernels.cpu.reduce import argmax_rows as kernel
+
+        (x,) = node.sources
+        to.call(kernel, reads=(x,), writes=(node,), x=x, x_stride=x.strides[1], n=x.shape[0], ids=node, n_rows=to.count(x))

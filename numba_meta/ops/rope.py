@@ -72,7 +72,7 @@ class Rope(Operation):
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         reduce_partial(node, states)
-        if states[1].is_mirrored and states[0].axis != 0:
+        if states[1].is_mirrored and states[0].axis not in (0, 2):  # the angles span both of these
             return states[0]
         raise no_rule(node, states)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from numba_meta.dtypes import F32, I32
+from numba_meta.dtypes import F32, I32, I64
 from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState
@@ -21,7 +21,7 @@ def get_rows(graph: Graph, table: Tensor, ids: Tensor, name: str = "") -> Tensor
 
 
 def set_rows(graph: Graph, destination: Tensor, rows: Tensor, ids: Tensor, name: str = "") -> Tensor:
-    """Stores float32 rows `[n, t]` in rows `ids` (int32 `[t]`, -1: not stored) of a cache `[n, cells]`, converted to its type; a view of it."""
+    """Stores float32 rows `[n, t]` in rows `ids` (int32 `[t]`, -1: not stored) of a cache `[n, cells]`, in its type; a view of it."""
     return graph.apply("set_rows", destination, rows, ids, name=name)
 
 
@@ -36,7 +36,8 @@ class GetRows(Operation):
 
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         table, ids = sources
-        check(ids.dtype == I32 and ids.shape[1:] == (1, 1, 1), "get_rows", name, sources, "a table [n, rows] and int32 ids [t]")
+        fits = table.shape[2:] == (1, 1) and table.dtype not in (I32, I64) and ids.dtype == I32 and ids.shape[1:] == (1, 1, 1)
+        check(fits, "get_rows", name, sources, "a table [n, rows] and int32 ids [t]")
         rows = Rows(ids.rows.count, 1) if ids.rows else None
         return new_tensor("get_rows", name, (table.shape[0], ids.shape[0]), sources, params, rows=rows)
 
@@ -46,7 +47,7 @@ class GetRows(Operation):
             raise no_rule(node, states)
         if table.is_partial or table.is_mirrored or table.axis == 0:
             return table
-        if table.axis == 1:
+        if table.axis == 1 and len(table.segments) == 1 == table.segments[0].repeat:
             return PARTIAL  # vocabulary: each device looks up the ids that it holds, zeros elsewhere
         raise no_rule(node, states)
 
@@ -58,17 +59,19 @@ class GetRows(Operation):
 
     def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
         table, ids = node.sources
+        first = int(node.params.get("first", 0))
         shared = {"ids": ids, "y": node, "y_stride": node.strides[1], "n_rows": to.count(node)}
         if table.role is Role.WEIGHT:
             from numba_meta.kernels.cpu.get_rows import get_rows_kernel
 
-            first = int(node.params.get("first", 0))
             extents = {"w": table, "first": first, "count": table.shape[1], "k": table.shape[0]}
             to.call(get_rows_kernel(table.dtype), reads=(table, ids), writes=(node,), **extents, **shared)
         else:
             from numba_meta.kernels.cpu.rows import get_rows_f32
 
-            extents = {"table": table, "table_stride": table.strides[1], "first_row": 0, "n_table_rows": table.shape[1], "n": table.shape[0]}
+            check(table.dtype == F32, "get_rows", node.name, node.sources, "on CPU devices a weight or float32 rows")
+            extents = {"table": table, "table_stride": table.strides[1], "n": table.shape[0]}
+            extents |= {"first_row": first, "n_table_rows": table.shape[1]}
             to.call(get_rows_f32, reads=(table, ids), writes=(node,), **extents, **shared)
 
 
@@ -87,13 +90,14 @@ class SetRows(_InPlace):
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         target, rows, ids = sources
         fits = rows.dtype == F32 and ids.dtype == I32 and rows.shape[0] == target.shape[0] and rows.shape[1] == ids.shape[0]
-        check(fits and rows.shape[2:] == (1, 1), "set_rows", name, sources, "a cache [n, cells], float32 rows [n, t] and int32 ids [t]")
+        fits = fits and rows.shape[2:] == (1, 1) == target.shape[2:] and rows.strides[0] == 4
+        check(fits, "set_rows", name, sources, "a cache [n, cells], float32 rows [n, t] and int32 ids [t]")
         return super().result(name, sources, params)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         target, rows, ids = states
         reduce_partial(node, states)
-        if ids.is_mirrored and target == rows and target.axis != 1:
+        if ids.is_mirrored and target.axis == rows.axis != 1 and target.same_cuts(rows):
             return target
         raise no_rule(node, states)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class AddressList:
     peers: tuple[Peer, ...]
 
 
-Place = Union[Tensor, Scratch, Constant, Peer, AddressList]
+Place = Tensor | Scratch | Constant | Peer | AddressList
 
 
 @dataclass(frozen=True)
@@ -153,24 +153,28 @@ class CpuLowering:
         return self._activations[x], row_bytes
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
-        """A copy of any strided source to a contiguous destination."""
+        """A copy of a tensor to another of its shape; both may be strided, but on axis 0."""
+        self.copy_part(source, (0, 0, 0, 0), destination, (0, 0, 0, 0), source.shape)
+
+    def copy_part(self, source: Tensor, first: Sequence[int], destination: Tensor, at: Sequence[int], shape: Sequence[int]) -> None:
+        """Copies `shape` elements that begin at the indices `first` of one tensor to the indices `at` of another, in whole blocks."""
         from numba_meta.kernels.cpu.copy import copy_2d
 
-        whole_rows = destination.dtype.row_bytes(destination.shape[0])
-        if source.strides[0] != source.dtype.block_bytes:
-            raise ShapeError(f"{self._node}: {source.name} cannot be copied: its axis 0 is not contiguous {source.strides}")
-        for i3 in range(source.shape[3]):
-            for i2 in range(source.shape[2]):
+        for tensor in (source, destination):
+            if tensor.strides[0] != tensor.dtype.block_bytes:
+                raise ShapeError(f"{self._node}: {tensor.name} cannot be copied: its axis 0 has gaps {tensor.strides}; copy before a permute")
+        for i3 in range(shape[3]):
+            for i2 in range(shape[2]):
                 self.call(
                     copy_2d,
                     (source,),
                     (destination,),
-                    source=Offset(source, i2 * source.strides[2] + i3 * source.strides[3]),
+                    source=Offset(source, _offset(source, first, i2, i3)),
                     source_pitch=source.strides[1],
-                    destination=Offset(destination, i2 * destination.strides[2] + i3 * destination.strides[3]),
+                    destination=Offset(destination, _offset(destination, at, i2, i3)),
                     destination_pitch=destination.strides[1],
-                    width=whole_rows,
-                    height=source.shape[1],
+                    width=source.dtype.row_bytes(shape[0]),
+                    height=shape[1],
                 )
 
     # ---- collectives -------------------------------------------------------------------------------------------------------------------
@@ -238,6 +242,12 @@ class Offset:
 
     place: Place
     n_bytes: int
+
+
+def _offset(tensor: Tensor, first: Sequence[int], i2: int, i3: int) -> int:
+    """Bytes from the start of a tensor to the row that is i2, i3 beyond `first`."""
+    n_bytes = tensor.dtype.row_bytes(first[0])
+    return n_bytes + first[1] * tensor.strides[1] + (first[2] + i2) * tensor.strides[2] + (first[3] + i3) * tensor.strides[3]
 
 
 def _row_strides(shape: Sequence[int], axis: int) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ def plan_step(split: SplitGraph, n_threads: Sequence[int], exact: bool, alignmen
     calls = [tuple(CpuLowering(graphs, device, exact, n).lower()) for device, n in enumerate(n_threads)]
     lifetimes = [_lifetimes(graph, device_calls) for graph, device_calls in zip(graphs, calls, strict=True)]
     requests = [
-        [Request(place.name, place.n_bytes, first, last) for place, (first, last) in device_lifetimes.items()] for device_lifetimes in lifetimes
+        [Request(place.name, place.n_bytes, first, last) for place, (first, last) in lives.items()] for lives in lifetimes
     ]
     workspace = plan_workspace(requests, [alignment] * len(graphs))
     devices = tuple(DevicePlan(g, c, tuple(life)) for g, c, life in zip(graphs, calls, lifetimes, strict=True))

@@ -30,6 +30,7 @@ __all__ = [
     "attention_chunks", "attention_combine", "attention_rows", "attention_rows_scratch_bytes", "attention_scratch_bytes", "chunks_needed",
 ]  # fmt: skip
 
+SMALL_CELL = 1024  # bytes of K or V of a cell
 RECORD_EXTRA = 64  # bytes behind a chunk's weighted values: m, l
 
 
@@ -82,6 +83,7 @@ def attention_chunks(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: 
         iota = _iota_buffer()
         fill_iota(iota)
         kv_begin, kv_end = first_head // group, (first_head + n_head - 1) // group + 1
+        n_kv = kv_end - kv_begin
         done = 0  # cost of the (chunk, head) pairs before this one
         for chunk in range(low_chunk, high_chunk + 1):
             base = chunk * CHUNK
@@ -101,13 +103,21 @@ def attention_chunks(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: 
                         continue
                     table = cell_table + load_i32(sequences + 4 * row) * table_stride + 4 * base
                     records = partial + (row * n_chunks + chunk - first // CHUNK) * n_head * record
+                    # The first KV head that this thread reads of a small cell fetches the cell: memory is read in one stream.
+                    fetch_k, fetch_v = k_head_stride, v_head_stride
+                    if n_kv * k_head_stride <= SMALL_CELL:
+                        fetch_k = n_kv * k_head_stride if kv == kv_begin else 0
+                    if n_kv * v_head_stride <= SMALL_CELL:
+                        fetch_v = n_kv * v_head_stride if kv == kv_begin else 0
                     while head < stop:
                         n = min(stop - head, MAX_SHARED_HEADS)
                         heads_of_chunk(
                             n, q + row * q_stride + head * q_head_stride, q_head_stride, k + (kv - first_kv) * k_head_stride, k_stride,
                             v + (kv - first_kv) * v_head_stride, v_stride, table, begin, end, scale, records + head * record, iota,
+                            fetch_k, fetch_v,
                         )  # fmt: skip
                         head += n
+                        fetch_k, fetch_v = 0, 0
             if done >= next_one:
                 break
 

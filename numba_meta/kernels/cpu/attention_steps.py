@@ -9,7 +9,7 @@ import numpy as np
 
 from numba_meta.dtypes import DType
 from numba_meta.kernels.cpu.attention_io import n_vectors
-from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS, add_values, dot_keys, sum_lanes
+from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS, add_values, dot_keys, prefetch, sum_lanes
 from numba_meta.kernels.cpu.simd import (
     fma,
     load_i32,
@@ -28,6 +28,7 @@ from numba_meta.kernels.cpu.simd import (
 from numba_meta.kernels.cpu.simd_math import device_function, exp_f32, stack_buffer, vf_exp, vf_store_part, vi_iota
 
 CHUNK = 256  # positions; chunks begin at its multiples
+AHEAD = 24  # slots between asking for a key and reading it
 IOTA_BYTES = 4 * CHUNK + 64
 
 
@@ -138,7 +139,10 @@ _cells_buffer, _slots_buffer = stack_buffer(4 * CHUNK), stack_buffer(4 * CHUNK)
 
 @functools.cache
 def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
-    """A device function: one row's 1 to 4 heads of one KV head over the slots begin..end of a chunk; their records follow each other."""
+    """A device function: one row's 1 to 4 heads of one KV head over the slots begin..end of a chunk; their records follow each other.
+
+    fetch_k, fetch_v: bytes of each cell, from this KV head on, to ask for ahead of time (0: none).
+    """
     dots = [dot_keys(k_type, dim_k, n) for n in range(1, MAX_SHARED_HEADS + 1)]
     adds = [add_values(v_type, dim_v, n) for n in range(1, MAX_SHARED_HEADS + 1)]
     dot_1, dot_2, dot_3, dot_4 = dots
@@ -147,12 +151,18 @@ def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
     record = 64 * vectors + 64
 
     @device_function
-    def heads(n, q, q_head_stride, k, k_stride, v, v_stride, table, begin, end, scale, records, iota):  # type: ignore[no-untyped-def]
+    def heads(n, q, q_head_stride, k, k_stride, v, v_stride, table, begin, end, scale, records, iota, fetch_k, fetch_v):  # type: ignore[no-untyped-def]
         sums, scores = _sums_buffer(), _scores_buffer()
         by = vf_splat(scale)
         for block in range(begin // 16, (end + 15) // 16):
             for slot in range(max(begin, 16 * block), min(end, 16 * block + 16)):
                 cell = load_i32(table + 4 * slot)
+                if fetch_k > 0:
+                    far = load_i32(table + 4 * min(slot + AHEAD, end - 1))
+                    for line in range(0, fetch_k, 64):
+                        prefetch(k + far * k_stride + line)
+                    for line in range(0, fetch_v, 64):
+                        prefetch(v + cell * v_stride + line)
                 if cell >= 0:
                     key, place = k + cell * k_stride, sums + 64 * (slot - 16 * block)
                     if n == 1:

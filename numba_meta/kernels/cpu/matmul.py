@@ -16,6 +16,7 @@ from numba_meta.kernels.cpu.packed import FLOAT_TYPES, QUANT_LAYOUTS, activation
 from numba_meta.kernels.cpu.simd import LANES, load_i64
 
 COLUMNS = (1, 4, 8)
+_MOST_F32_COLUMNS = 4  # with float32 activations more columns are no faster and take twice the time to compile
 
 
 def choose_columns(capacity_rows: int) -> int:
@@ -27,18 +28,23 @@ def matmul_kernel(dtype: DType, exact: bool, columns: int, isa: Isa | None = Non
     """The product with packed weights of a type, for activations in `activation_format(dtype, exact)`.
 
     Parameters: `w` packed weights `[n_out, k]`; `x` activation rows, `x_stride` bytes apart; `y` float32 rows `[n_out]`, `y_stride` bytes
-    apart; `n_out`; `k` (whole blocks; 0 writes zeros); `n_rows` address of the live row count (int64). `columns` rows (1, 4 or 8) are
-    computed at once; any live row count is right with each. `isa` asks for less than the machine has.
+    apart; `n_out`; `k` (whole blocks; 0 writes zeros); `n_rows` address of the live row count (int64). Up to `columns` rows (1, 4 or 8)
+    are computed at once; any live row count is right with each. `isa` asks for less than the machine has.
+
+    Reads the packed weights once per call and the activations once per 16 weight rows; 2 n_out k n_rows operations.
     """
     if columns not in COLUMNS:
         raise UsageError(f"a matrix product computes {', '.join(map(str, COLUMNS))} rows at once, not {columns}")
     tile_bytes(dtype, 0)  # refuses a type that is none of weights
-    return _matmul_kernel(dtype, activation_format(dtype, exact) == "f32", columns, min(detect(), isa) if isa is not None else detect())
+    exact = activation_format(dtype, exact) == "f32"
+    level = detect() if isa is None else min(detect(), isa)
+    return _matmul_kernel(dtype, exact, min(columns, _MOST_F32_COLUMNS) if exact else columns, level)
 
 
 @functools.cache
 def _matmul_kernel(dtype: DType, exact: bool, columns: int, isa: Isa) -> CpuKernel:
-    product, single = tile_product(dtype, exact, columns, isa), tile_product(dtype, exact, 1, isa)
+    single = tile_product(dtype, exact, 1, isa)
+    product = single if columns == 1 else tile_product(dtype, exact, columns, isa)
     unit_elements, unit_bytes = (1, tile_bytes(dtype, 1)) if dtype in FLOAT_TYPES else (dtype.block_size, tile_bytes(dtype, dtype.block_size))
 
     def matmul(thread: int, n_threads: int, w: Ptr, x: Ptr, x_stride: Int, y: Ptr, y_stride: Int, n_out: Int, k: Int, n_rows: Ptr) -> None:
@@ -54,7 +60,7 @@ def _matmul_kernel(dtype: DType, exact: bool, columns: int, isa: Isa) -> CpuKern
         for _ in range(begin, end):
             row = group * columns
             to, lanes = y + row * y_stride + tile * (4 * LANES), min(LANES, n_out - tile * LANES)
-            if rows - row == 1:
+            if columns == 1 or rows - row == 1:
                 single(w + tile * stride, k, x + row * x_stride, x_stride, 1, to, y_stride, lanes)
             else:
                 product(w + tile * stride, k, x + row * x_stride, x_stride, min(columns, rows - row), to, y_stride, lanes)

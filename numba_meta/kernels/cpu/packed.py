@@ -21,7 +21,6 @@ Activations `f32` are plain rows. Activations `q8`: 52 bytes per block of 32 ele
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,9 +148,3 @@ def pack(raw: np.ndarray, dtype: DType, out: np.ndarray | int) -> None:
     if isinstance(out, np.ndarray) and (out.nbytes < needed or not out.flags.c_contiguous):
         raise ShapeError(f"cannot pack into {out.nbytes} bytes; expected {needed} contiguous ones")
     pack_kernel(dtype)(w=raw, row_stride=raw.strides[0], n_out=n_out, k=k, out=out)
-
-
-@functools.cache
-def layout_of(dtype: DType) -> QuantLayout:
-    """The packed layout of a quantized type."""
-    return QUANT_LAYOUTS[dtype]

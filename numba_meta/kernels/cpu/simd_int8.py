@@ -86,15 +86,13 @@ class IntSum:
             self._sum = b.shl(minus_sum(), constant_ir(_i32, offset.bit_length() - 1))
         else:
             self._sum = constant_ir(_i32, 0)
-        self._second = constant_ir(_i32, 0)
 
     def add(self, w: ir.Value, x: ir.Value) -> None:
         """Adds 4 products per lane."""
         b = self.b
         if self.isa >= Isa.AVX512_VNNI:
             dot = declare_ir(b, "llvm.x86.avx512.vpdpbusd.512", VI.llvm, [VI.llvm] * 3)
-            self._second = b.call(dot, [self._second, w, x])
-            self._sum, self._second = self._second, self._sum
+            self._sum = b.call(dot, [self._sum, w, x])
         elif self.isa >= Isa.AVX2:
             self._add_words(w, x)
         else:
@@ -103,7 +101,7 @@ class IntSum:
     def total(self) -> ir.Value:
         """The sum, 16 int32."""
         self._flush()
-        return self.b.add(self._sum, self._second)
+        return self._sum
 
     def _add_words(self, w: ir.Value, x: ir.Value) -> None:
         """vpmaddubsw makes 16-bit sums of pairs. With 8 bits the offset comes off first, and w's sign moves to x: |w| <= 128 saturates nothing."""
