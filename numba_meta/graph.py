@@ -24,17 +24,19 @@ class Graph:
         self._names: set[str] = set()
 
     def leaf(self, name: str, dtype: DType, shape: Sequence[int], role: Role, rows: Rows | None = None) -> Tensor:
-        """A weight, input or cache tensor; contiguous."""
+        """A weight, input or cache tensor; contiguous. Raises `ShapeError` for an impossible shape or a name that is taken."""
         full = pad_shape(shape)
-        tensor = Tensor(self._claim(name), dtype, full, contiguous_strides(dtype, full), role=role, rows=rows)
+        tensor = Tensor(name, dtype, full, contiguous_strides(dtype, full), role=role, rows=rows)
+        self._claim(name)
         self.leaves.append(tensor)
         return tensor
 
     def apply(self, op: str, *sources: Tensor, name: str = "", **params: Any) -> Tensor:
-        """Adds the result of an operation. Raises `ShapeError` where the sources do not fit it."""
+        """Adds the result of an operation. Raises `ShapeError`, and adds nothing, where the sources do not fit it or the name is taken."""
         from numba_meta.ops import operation
 
-        tensor = operation(op).result(self._claim(name or f"{op}_{len(self.nodes)}"), sources, params)
+        tensor = operation(op).result(name or f"{op}_{len(self.nodes)}", sources, params)
+        self._claim(tensor.name)
         self.nodes.append(tensor)
         return tensor
 
@@ -43,11 +45,10 @@ class Graph:
         self.outputs.append(tensor)
         return tensor
 
-    def _claim(self, name: str) -> str:
+    def _claim(self, name: str) -> None:
         if name in self._names:
             raise ShapeError(f"two tensors of {self.name} would be called {name}; names are unique in a graph")
         self._names.add(name)
-        return name
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.leaves)} leaves, {len(self.nodes)} nodes>"

@@ -28,6 +28,13 @@ def device_colour(device: int, strength: float = 1.0) -> str:
     return "#" + "".join(f"{round(255 - (255 - part) * strength):02X}" for part in parts)
 
 
+def readable_ink(fill: str) -> str:
+    """White or dark, whichever stands out from a background (WCAG's relative luminance; white from a contrast of 3:1 on)."""
+    parts = [int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return "white" if 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) >= 3 else INK
+
+
 def text_width(text: str, size: float) -> float:
     """About how wide a line is on paper, in points."""
     return max(map(len, text.split("\n"))) * size * _CHARACTER

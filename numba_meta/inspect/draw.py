@@ -23,6 +23,7 @@ from numba_meta.inspect.canvas import (
     device_colour,
     legend,
     new_figure,
+    readable_ink,
     show_axes,
     text_width,
 )
@@ -329,10 +330,9 @@ def _draw_lifetimes(figure: Any, model: Model, plan: Any, device: int, layer: in
     show_axes(panel, "call", "offset, KiB")
     for life in lives:
         label = ".".join(part for part in life.name.split(".") if part != "blk" and part != str(layer)) if layer is not None else ""
-        ink = "white" if life.kind in ("summand", "piece") else INK
         x, width = life.first, life.last + 1 - life.first
         fill, gid = _kind_colour(life.kind, device), f"workspace/{life.name}/{device}"
-        line = 0.5 if layer is not None else 0.1
+        ink, line = readable_ink(fill), 0.5 if layer is not None else 0.1
         panel.box(x, life.offset / 1024, width, life.n_bytes / 1024, fill, gid=gid, label=label, ink=ink, line=line, size=7)
     for i in range(start, stop):
         if calls[i].meets:

@@ -74,12 +74,13 @@ class Lifetime:
 
 
 def step_plan(model: Model, n_rows: int = 1) -> StepPlan:
-    """The plan of a step of `n_rows` tokens (1: decode) with logits for the last one. Nothing is allocated or run."""
-    from numba_meta.models.context import Capacity
+    """The plan of the step that serves `n_rows` tokens (1: decode; its capacity may be larger), with logits for the last one.
 
+    Nothing is allocated or run. Raises `UsageError` for more rows than the model's `ubatch_size`.
+    """
     if not 1 <= n_rows <= model.context.ubatch_size:
         raise UsageError(f"a step of {n_rows} rows is impossible; expected 1 to {model.context.ubatch_size}, the model's ubatch_size")
-    return model.context.plan(Capacity(n_rows, 1))
+    return model.context.plan(model.context.capacity_for(n_rows, 1))
 
 
 def device_names(model: Model) -> tuple[str, ...]:

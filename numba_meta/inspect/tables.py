@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from numba_meta.devices.parse import format_bytes
+from numba_meta.dtypes import I64
 from numba_meta.errors import UsageError
 from numba_meta.inspect import facts
 from numba_meta.tensor import Tensor
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 _HEADER = ("device", "threads", "weights", "KV cache", "KV share", "workspace")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Rows of text under a header: aligned columns in a terminal, a table in a notebook."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return text_table(self.header, self.rows)
 
     def _repr_html_(self) -> str:
@@ -106,9 +107,11 @@ def _call_row(index: int, call: Call, offsets: dict[Any, int]) -> tuple[str, ...
 
 
 def _shown_places(places: Sequence[Any], offsets: dict[Any, int]) -> str:
-    """Names of tensors and scratch; a peer's tensor as `name on device j`. Constants and address lists say nothing here."""
+    """Names of tensors and scratch; a peer's tensor as `name on device j`. Constants, address lists and row counts say nothing here."""
     shown = []
     for place in places:
+        if isinstance(place, Tensor) and place.dtype == I64:
+            continue
         peer = getattr(place, "device", None)
         if peer is not None:
             shown.append(f"{place.tensor.name} on device {peer}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuDevice, CpuStep, CpuStream
 from numba_meta.dtypes import DType
-from numba_meta.errors import NumbaMetaError
+from numba_meta.errors import NumbaMetaError, UsageError
 from numba_meta.graph import Graph
 from numba_meta.memory.placement import round_up
 from numba_meta.memory.workspace import Workspace
@@ -57,6 +57,8 @@ class Recording:
         self._logits = logits
         self._workspace = workspace
         self._generation = workspace.generation
+        self.n_vocab = logits.shape[1]
+        self.capacity = Capacity(len(inputs["tokens"]), len(inputs["output_rows"]))
 
     @property
     def is_valid(self) -> bool:
@@ -102,6 +104,7 @@ class Context:
         self.ubatch_size = ubatch_size
         self.cells = Cells(shape)
         self._recordings: dict[Capacity, Recording] = {}
+        self._closed = False
         self._meetings = np.zeros(8, np.int64)
         self._buffers: list[CpuBuffer] = []
         self._streams = [CpuStream(d.name, d.n_threads, caller_joins=i == 0) for i, d in enumerate(self.devices)]
@@ -133,9 +136,28 @@ class Context:
 
         At most `ubatch_size` rows; more than SMALL_ROWS must belong to one sequence. Where the step cannot be made, nothing is appended.
         """
+        if self._closed:
+            raise NumbaMetaError("the context was closed; load the model again")
         recording = self.recording(capacity or self.capacity_for(len(tokens), len(outputs)))
+        self._check_batch(tokens, sequences, outputs, recording)
         batch = self._next_batch(tokens, sequences, outputs)
         return recording.run(batch)
+
+    def _check_batch(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int], recording: Recording) -> None:
+        """Compiled code trusts what it is given, so nothing wrong may get there."""
+        n = len(tokens)
+        if n == 0 or n != len(sequences) or len(outputs) == 0 or n > recording.capacity.n_rows or len(outputs) > recording.capacity.n_outputs:
+            raise UsageError(
+                f"a step of {n} tokens with {len(sequences)} sequences and {len(outputs)} outputs; expected one sequence per token, "
+                f"1 to {recording.capacity.n_rows} tokens and 1 to {recording.capacity.n_outputs} outputs"
+            )
+        if n > SMALL_ROWS and min(sequences) != max(sequences):
+            raise UsageError(f"a step of {n} tokens holds several sequences; expected one, or at most {SMALL_ROWS} tokens")
+        bounds = (("token id", tokens, recording.n_vocab), ("sequence", sequences, self.shape.n_sequences), ("output row", outputs, n))
+        for what, values, stop in bounds:
+            if min(values) < 0 or max(values) >= stop:
+                wrong = min(values) if min(values) < 0 else max(values)
+                raise UsageError(f"{what} {wrong} is impossible; expected 0 to {stop - 1}")
 
     def capacity_for(self, n_rows: int, n_outputs: int) -> Capacity:
         """The smallest of a few capacities that a batch fits, so that few recordings serve all batches."""
@@ -288,6 +310,7 @@ class Context:
 
     def close(self) -> None:
         """Ends the devices' threads and gives all memory back. Twice is once."""
+        self._closed = True
         for stream in self._streams:
             stream.close()
         self._recordings.clear()

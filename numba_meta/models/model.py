@@ -81,6 +81,7 @@ class Model:
         self._load_plan = plan
         self._open = True
         self._cached_ids: list[int] = []  # of sequence 0
+        self._uses = 0  # how often the cache was begun anew: a generation whose cache another call has taken must not go on
 
     # ---- text and ids ------------------------------------------------------------------------------------------------------------------
 
@@ -121,6 +122,8 @@ class Model:
     ) -> Iterator[str]:
         """Text pieces that follow a prompt (text or ids), whole characters each; ends at an end-of-generation token or a stop text.
 
+        A context that is full before that is a `ContextFullError`, after the text that fits.
+
         `sampling`: temperature, top_k, top_p, min_p, repetition_penalty, repetition_last_n, seed. `reuse_prefix` keeps what the cache already holds of the
         prompt (a conversation that grows).
         """
@@ -141,7 +144,7 @@ class Model:
             yield piece
 
     def generate_ids(self, prompt: str | Sequence[int], max_tokens: int = 128, *, ignore_eos: bool = False, **sampling: Any) -> list[int]:
-        """Ids that follow a prompt; ends before an end-of-generation id unless `ignore_eos`."""
+        """Ids that follow a prompt; ends before an end-of-generation id unless `ignore_eos`. Raises `ContextFullError` where they do not fit."""
         return list(self._generated(self._prompt_ids(prompt), max_tokens, ignore_eos, False, sampling))
 
     def generate_many(
@@ -163,12 +166,13 @@ class Model:
         self, ids: list[int], max_tokens: int, ignore_eos: bool, reuse_prefix: bool, sampling: dict[str, Any]
     ) -> Iterator[int]:
         """Ids one by one. The last one is not fed back: nobody reads what would follow."""
+        self._check_open()
         sampler, ends = Sampler(_sampling_options(sampling)), self._ends(ignore_eos)
         self._check_room(ids, max_tokens)
         begin = time.perf_counter()
         kept = self._keep_prefix(ids) if reuse_prefix else self._reset()
         logits = self._feed(ids[kept:])
-        recent = list(ids)
+        recent, use = list(ids), self._uses
         start = time.perf_counter()
         self.timings = Timings(len(ids) - kept, start - begin)
         for n in range(max_tokens):
@@ -179,6 +183,9 @@ class Model:
             recent.append(token)
             if n + 1 == max_tokens:
                 return
+            self._check_open()
+            if use != self._uses:
+                raise UsageError("another call has used the model since this generation began; finish one before the next begins")
             logits = self._step(token)
             self.timings = Timings(len(ids) - kept, start - begin, n + 1, time.perf_counter() - start)
 
@@ -194,8 +201,8 @@ class Model:
         return logits
 
     def _step(self, token: int) -> Logits:
-        self._cached_ids.append(token)
         row: Logits = self.context.decode((token,), (0,), (0,))[0]
+        self._cached_ids.append(token)
         return row
 
     # ---- logits ------------------------------------------------------------------------------------------------------------------------
@@ -207,14 +214,17 @@ class Model:
         self._reset()
         if last:
             return self._feed(checked).copy()
+        return np.concatenate([rows.copy() for rows in self._feed_all(checked)])
+
+    def _feed_all(self, ids: Sequence[int]) -> Iterator[Logits]:
+        """Appends ids to sequence 0; the logits of all, some rows at a time: views that the next step overwrites."""
         n = min(_LOGIT_ROWS, self.context.ubatch_size)
         capacity = Capacity(n, n) if n > SMALL_ROWS else None
-        rows = []
-        for at in range(0, len(checked), n):
-            chunk = checked[at : at + n]
-            rows.append(self.context.decode(chunk, [0] * len(chunk), range(len(chunk)), capacity).copy())
-        self._cached_ids = checked
-        return np.concatenate(rows)
+        for at in range(0, len(ids), n):
+            chunk = ids[at : at + n]
+            rows = self.context.decode(chunk, [0] * len(chunk), range(len(chunk)), capacity)
+            self._cached_ids += chunk
+            yield rows
 
     def perplexity(self, text: str, ctx_size: int = 512) -> float:
         """exp of the mean negative log-likelihood over the second half of each whole chunk of `ctx_size` tokens.
@@ -222,18 +232,22 @@ class Model:
         Each chunk begins from a cleared cache, with BOS in place of its first token where the model adds one. Raises `UsageError` for too short a text.
         """
         ids = self.tokenize(text)
-        n_chunks = len(ids) // ctx_size if ctx_size >= 2 else 0
+        n_chunks = len(ids) // ctx_size if ctx_size >= 3 else 0
         if n_chunks == 0:
-            raise UsageError(f"a text of {len(ids)} tokens has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 2")
+            raise UsageError(f"a text of {len(ids)} tokens has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 3")
         bos = self.tokenizer.bos_id if self.tokenizer.vocabulary.add_bos else None
         total, count, first = 0.0, 0, ctx_size // 2
         for chunk in range(n_chunks):
-            part = ids[chunk * ctx_size : (chunk + 1) * ctx_size]
-            rows = self.logits(part if bos is None else [bos, *part[1:]])[first : ctx_size - 1].astype(np.float64)
-            peak = rows.max(axis=1)
-            log_sum = peak + np.log(np.exp(rows - peak[:, None]).sum(axis=1))
-            total += float((log_sum - rows[np.arange(len(rows)), part[first + 1 :]]).sum())
-            count += len(rows)
+            part = self._prompt_ids(ids[chunk * ctx_size : (chunk + 1) * ctx_size])
+            self._check_room(part, 0)
+            self._reset()
+            self._feed(part[:first] if bos is None else [bos, *part[1:first]])
+            targets = iter(part[first + 1 :])
+            for rows in self._feed_all(part[first:-1]):
+                for row, target in zip(rows.astype(np.float64), targets, strict=False):
+                    peak = row.max()
+                    total += float(peak + np.log(np.exp(row - peak).sum()) - row[target])
+                    count += 1
         return math.exp(total / count)
 
     # ---- what was decided --------------------------------------------------------------------------------------------------------------
@@ -290,9 +304,12 @@ class Model:
 
     # ---- checks ------------------------------------------------------------------------------------------------------------------------
 
-    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def _check_open(self) -> None:
         if not self._open:
             raise NumbaMetaError("the model was closed; load it again")
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        self._check_open()
         ids = self.tokenize(prompt, parse_special=False) if isinstance(prompt, str) else [int(i) for i in prompt]
         n_vocab = self.config.shape.n_vocab
         wrong = next((i for i in ids if not 0 <= i < n_vocab), None)
@@ -315,6 +332,7 @@ class Model:
     def _reset(self) -> int:
         self.context.cells.clear()
         self._cached_ids = []
+        self._uses += 1
         return 0
 
     def _keep_prefix(self, ids: Sequence[int]) -> int:
@@ -327,6 +345,7 @@ class Model:
         except UsageError:  # a sliding window has already overwritten what would be needed
             return self._reset()
         self._cached_ids = self._cached_ids[:n]
+        self._uses += 1
         return n
 
 

@@ -54,7 +54,7 @@ def reshaped_state(state: SplitState, old: Shape, new: Shape, tokens: tuple[int,
     (extents of 1, all on one device), the one that spans as much as the old axis did is meant. `tokens` is the token axis before and
     after: a cut below it stays below it.
     """
-    if not state.is_split or old == new:
+    if not state.is_split or (old == new and (tokens is None or tokens[0] == tokens[1])):
         return state
     simple = len(state.segments) == 1
     inner, unit = math.prod(old[: state.axis]), math.prod(old[: state.axis + 1])

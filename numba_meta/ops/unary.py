@@ -58,4 +58,5 @@ class Unary(Operation):
         n, stride = to.row_extent(x)
         numbers = {"p": float(node.params["p"]), "q": float(node.params["q"])}
         kernel = getattr(kernels, node.params["kind"])
-        to.call(kernel, reads=(x,), writes=(node,), x=x, x_stride=stride, out=node, out_stride=stride, n=n, n_rows=to.count(node), **numbers)
+        places = {"x": x, "x_stride": stride, "out": node, "out_stride": stride, "n": n, "n_rows": to.count(node)}
+        to.call(kernel, reads=(x,), writes=(node,), **places, **numbers)

@@ -71,7 +71,10 @@ def _propagate(
                 states[node] = operation(node.op).split(node, [seen(s) for s in node.sources])
                 break
             except NeedsReduce as request:
-                reduced.update(request.sources)
+                whole = {_summand(source) for source in request.sources}
+                reduced.update(whole)
+                if not whole.issubset(request.sources):  # the views of what is reduced now have other states
+                    return _propagate(graph, leaves, reduced, gathered, may_gather)
             except NeedsGather as request:
                 for source in request.sources:
                     if not may_gather(source):
@@ -83,6 +86,13 @@ def _propagate(
         elif states[output].is_split and output not in gathered:
             gathered.add(output)
     return states
+
+
+def _summand(tensor: Tensor) -> Tensor:
+    """What to reduce to make this tensor whole: itself, or what it looks at where it has gaps."""
+    while tensor.op and operation(tensor.op).is_view and not tensor.is_contiguous:
+        tensor = tensor.sources[0]
+    return tensor
 
 
 def _branching_partials(graph: Graph, states: Mapping[Tensor, SplitState], reduced: set[Tensor]) -> set[Tensor]:

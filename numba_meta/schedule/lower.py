@@ -93,8 +93,10 @@ class CpuLowering:
     # ---- what operations ask for -------------------------------------------------------------------------------------------------------
 
     def call(self, kernel: CpuKernel, reads: Sequence[Place], writes: Sequence[Place], **arguments: Any) -> None:
-        """Adds a call. A place among the arguments stands for its address."""
-        self.calls.append(Call(kernel, arguments, tuple(reads), tuple(writes), node=self._node))
+        """Adds a call. A place among the arguments stands for its address; one that is not written is read (row counts)."""
+        known = {id(place) for place in (*reads, *writes)}
+        more = tuple(value for value in arguments.values() if isinstance(value, Place) and id(value) not in known)
+        self.calls.append(Call(kernel, arguments, (*reads, *more), tuple(writes), node=self._node))
 
     def count(self, tensor: Tensor) -> Place:
         """Where a kernel finds how many rows of this tensor are live (int64)."""
@@ -162,7 +164,7 @@ class CpuLowering:
 
         for tensor in (source, destination):
             if tensor.strides[0] != tensor.dtype.block_bytes:
-                raise ShapeError(f"{self._node}: {tensor.name} cannot be copied: its axis 0 has gaps {tensor.strides}; copy before a permute")
+                raise ShapeError(f"{self._node}: {tensor.name} cannot be copied, its axis 0 has gaps {tensor.strides}; permute other axes")
         for i3 in range(shape[3]):
             for i2 in range(shape[2]):
                 self.call(

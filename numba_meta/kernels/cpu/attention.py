@@ -20,8 +20,16 @@ import numpy as np
 from numba_meta.dtypes import DType
 from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors
 from numba_meta.kernels.cpu.attention_prompt import attention_rows, attention_rows_scratch_bytes
-from numba_meta.kernels.cpu.attention_steps import CHUNK, IOTA_BYTES, chunk_heads, fill_iota, first_attended, fold, write_result
-from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS
+from numba_meta.kernels.cpu.attention_steps import (
+    CHUNK,
+    HEADS_AT_ONCE,
+    IOTA_BYTES,
+    chunk_heads,
+    fill_iota,
+    first_attended,
+    fold,
+    write_result,
+)
 from numba_meta.kernels.cpu.kernel import CpuKernel, Float, Int, Ptr, cpu_kernel
 from numba_meta.kernels.cpu.simd import load_f32, load_i32, load_i64, vf_store, vf_zero
 from numba_meta.kernels.cpu.simd_math import share, stack_buffer
@@ -30,7 +38,6 @@ __all__ = [
     "attention_chunks", "attention_combine", "attention_rows", "attention_rows_scratch_bytes", "attention_scratch_bytes", "chunks_needed",
 ]  # fmt: skip
 
-SMALL_CELL = 1024  # bytes of K or V of a cell
 RECORD_EXTRA = 64  # bytes behind a chunk's weighted values: m, l
 
 
@@ -82,42 +89,28 @@ def attention_chunks(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: 
         mine, next_one = share(cost, thread, n_threads), share(cost, thread + 1, n_threads)
         iota = _iota_buffer()
         fill_iota(iota)
-        kv_begin, kv_end = first_head // group, (first_head + n_head - 1) // group + 1
-        n_kv = kv_end - kv_begin
-        done = 0  # cost of the (chunk, head) pairs before this one
+        done = 0  # cost of the (chunk, row, head) triples before this one
         for chunk in range(low_chunk, high_chunk + 1):
             base = chunk * CHUNK
-            for kv in range(kv_begin, kv_end):
-                head_begin, head_end = max(0, kv * group - first_head), min(n_head, (kv + 1) * group - first_head)
-                for row in range(rows):
-                    position = np.int64(load_i32(positions + 4 * row))
-                    first = first_attended(position, window)
-                    begin, end = max(0, first - base), min(CHUNK, position + 1 - base)
-                    if begin >= end:
-                        continue
-                    keys = end - begin
-                    head = head_begin + max(0, (mine - done + keys - 1) // keys)
-                    stop = min(head_end, head_begin + max(0, (next_one - done + keys - 1) // keys))
-                    done += keys * (head_end - head_begin)
-                    if head >= stop:
-                        continue
-                    table = cell_table + load_i32(sequences + 4 * row) * table_stride + 4 * base
-                    records = partial + (row * n_chunks + chunk - first // CHUNK) * n_head * record
-                    # The first KV head that this thread reads of a small cell fetches the cell: memory is read in one stream.
-                    fetch_k, fetch_v = k_head_stride, v_head_stride
-                    if n_kv * k_head_stride <= SMALL_CELL:
-                        fetch_k = n_kv * k_head_stride if kv == kv_begin else 0
-                    if n_kv * v_head_stride <= SMALL_CELL:
-                        fetch_v = n_kv * v_head_stride if kv == kv_begin else 0
-                    while head < stop:
-                        n = min(stop - head, MAX_SHARED_HEADS)
-                        heads_of_chunk(
-                            n, q + row * q_stride + head * q_head_stride, q_head_stride, k + (kv - first_kv) * k_head_stride, k_stride,
-                            v + (kv - first_kv) * v_head_stride, v_stride, table, begin, end, scale, records + head * record, iota,
-                            fetch_k, fetch_v,
-                        )  # fmt: skip
-                        head += n
-                        fetch_k, fetch_v = 0, 0
+            for row in range(rows):
+                position = np.int64(load_i32(positions + 4 * row))
+                first = first_attended(position, window)
+                begin, end = max(0, first - base), min(CHUNK, position + 1 - base)
+                if begin >= end:
+                    continue
+                keys = end - begin
+                head = max(0, (mine - done + keys - 1) // keys)
+                stop = min(n_head, max(0, (next_one - done + keys - 1) // keys))
+                done += keys * n_head
+                table = cell_table + load_i32(sequences + 4 * row) * table_stride + 4 * base
+                records = partial + (row * n_chunks + chunk - first // CHUNK) * n_head * record
+                while head < stop:
+                    n = min(stop - head, HEADS_AT_ONCE)
+                    heads_of_chunk(
+                        head, head + n, first_head, group, first_kv, q + row * q_stride, q_head_stride, k, k_stride, k_head_stride, v,
+                        v_stride, v_head_stride, table, begin, end, scale, records, iota,
+                    )  # fmt: skip
+                    head += n
             if done >= next_one:
                 break
 

@@ -42,7 +42,7 @@ def attention_rows_scratch_bytes(head_dim_k: int, head_dim_v: int) -> int:
 
 @functools.cache
 def _load_chunk(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
-    """A device function: K of the slots begin..end transposed, 16 slots after another (zeros for slots without a cell), V as rows by slot."""
+    """A device function: K of the slots begin..end transposed by 16 (zeros for slots without a cell), V as rows by slot."""
     transpose, convert = transpose_keys(k_type, dim_k), convert_row(v_type, dim_v)
     block_bytes, row_bytes = 64 * dim_k, 64 * n_vectors(dim_v)
     convert_values = v_type is not F32
@@ -143,8 +143,8 @@ def _tile(dim_k: int, dim_v: int) -> Any:
 def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int) -> CpuKernel:
     """The kernel of prompts: y[row][head] (float32, strides in bytes) for any rows; quick where neighbouring rows are of one sequence.
 
-    `scratch` holds `scratch_bytes` for each thread (`attention_rows_scratch_bytes`). An item of work is a block of rows with the heads of one
-    KV head; blocks get smaller where there are many threads. Gives the bits of `attention_chunks` and `attention_combine`.
+    `scratch` holds `scratch_bytes` for each thread (`attention_rows_scratch_bytes`). An item of work is a block of rows with the heads of
+    one KV head; blocks get smaller where there are many threads. Gives the bits of `attention_chunks` and `attention_combine`.
     """
     check_cache_row(k_type, head_dim_k)
     check_cache_row(v_type, head_dim_v)
@@ -154,7 +154,10 @@ def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
     most = MAX_PAIRS + n_tile
 
     @device_function
-    def block(q, q_stride, q_head_stride, n_heads, k, k_stride, v, v_stride, table, positions, n_block, window, scale, y, y_stride, y_head_stride, memory, iota):  # type: ignore[no-untyped-def]
+    def block(  # type: ignore[no-untyped-def]
+        q, q_stride, q_head_stride, n_heads, k, k_stride, v, v_stride, table, positions, n_block, window, scale, y, y_stride, y_head_stride,
+        memory, iota,
+    ):  # fmt: skip
         """Rows of one sequence over the heads of one KV head; addresses are those of the first row and head."""
         keys, values = memory, memory + keys_bytes
         zeros = values + values_bytes
@@ -197,8 +200,8 @@ def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
                     store_i64(begins + 8 * r, max(begin, load_i64(firsts + 8 * (pair + r)) - base))
                     store_i64(ends + 8 * r, min(end, load_i64(ends_all + 8 * (pair + r)) - base))
                 tile(
-                    queries + 8 * pair, begins, ends, keys, values if by_slot else v, row_bytes if by_slot else v_stride, here, cells, slots,
-                    prefix, holes, scale, parts, totals + pair * row_bytes, sums + 8 * pair,
+                    queries + 8 * pair, begins, ends, keys, values if by_slot else v, row_bytes if by_slot else v_stride, here, cells,
+                    slots, prefix, holes, scale, parts, totals + pair * row_bytes, sums + 8 * pair,
                 )  # fmt: skip
         for pair in range(pairs):
             row = pair // n_heads

@@ -9,7 +9,7 @@ import numpy as np
 
 from numba_meta.dtypes import DType
 from numba_meta.kernels.cpu.attention_io import n_vectors
-from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS, add_values, dot_keys, prefetch, sum_lanes
+from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS, add_values, dot_keys, sum_lanes
 from numba_meta.kernels.cpu.simd import (
     fma,
     load_i32,
@@ -28,7 +28,8 @@ from numba_meta.kernels.cpu.simd import (
 from numba_meta.kernels.cpu.simd_math import device_function, exp_f32, stack_buffer, vf_exp, vf_store_part, vi_iota
 
 CHUNK = 256  # positions; chunks begin at its multiples
-AHEAD = 24  # slots between asking for a key and reading it
+HEADS_AT_ONCE = 32  # query heads whose scores of a chunk are kept
+SLOTS_AT_ONCE = 32  # slots whose values are added for all heads before the next ones
 IOTA_BYTES = 4 * CHUNK + 64
 
 
@@ -133,70 +134,93 @@ def write_result(dim: int) -> Any:
 
 
 _sums_buffer = stack_buffer(1024 * MAX_SHARED_HEADS)
-_scores_buffer = stack_buffer(1024 * MAX_SHARED_HEADS)
+_scores_buffer = stack_buffer(1024 * HEADS_AT_ONCE)
 _cells_buffer, _slots_buffer = stack_buffer(4 * CHUNK), stack_buffer(4 * CHUNK)
 
 
 @functools.cache
 def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
-    """A device function: one row's 1 to 4 heads of one KV head over the slots begin..end of a chunk; their records follow each other.
+    """A device function: one row's heads head_begin..head_end (at most HEADS_AT_ONCE) over the slots begin..end of a chunk.
 
-    fetch_k, fetch_v: bytes of each cell, from this KV head on, to ask for ahead of time (0: none).
+    q, records: of the row's head 0; k, v: of the cache's KV head 0. Cells are walked once, all KV heads of some cells together, so that
+    memory is read in one stream; query heads of a KV head share each load.
     """
-    dots = [dot_keys(k_type, dim_k, n) for n in range(1, MAX_SHARED_HEADS + 1)]
-    adds = [add_values(v_type, dim_v, n) for n in range(1, MAX_SHARED_HEADS + 1)]
-    dot_1, dot_2, dot_3, dot_4 = dots
-    add_1, add_2, add_3, add_4 = adds
+    dot_1, dot_2, dot_3, dot_4 = (dot_keys(k_type, dim_k, n) for n in range(1, MAX_SHARED_HEADS + 1))
+    add_1, add_2, add_3, add_4 = (add_values(v_type, dim_v, n) for n in range(1, MAX_SHARED_HEADS + 1))
     vectors = n_vectors(dim_v)
     record = 64 * vectors + 64
 
     @device_function
-    def heads(n, q, q_head_stride, k, k_stride, v, v_stride, table, begin, end, scale, records, iota, fetch_k, fetch_v):  # type: ignore[no-untyped-def]
+    def score_block(n, q, q_head_stride, k, k_stride, table, begin, end, sums, scores, by):  # type: ignore[no-untyped-def]
+        """Scores of n heads for the slots begin..end, which lie in one block of 16."""
+        for slot in range(begin, end):
+            cell = load_i32(table + 4 * slot)
+            if cell >= 0:
+                key, place = k + cell * k_stride, sums + 64 * (slot % 16)
+                if n == 1:
+                    dot_1(q, q_head_stride, key, place)
+                elif n == 2:
+                    dot_2(q, q_head_stride, key, place)
+                elif n == 3:
+                    dot_3(q, q_head_stride, key, place)
+                else:
+                    dot_4(q, q_head_stride, key, place)
+        for head in range(n):
+            vf_store(scores + 1024 * head, sum_lanes(sums + 1024 * head) * by)
+
+    @device_function
+    def heads(  # type: ignore[no-untyped-def]
+        head_begin, head_end, first_head, group, first_kv, q, q_head_stride, k, k_stride, k_head_stride, v, v_stride, v_head_stride, table,
+        begin, end, scale, records, iota,
+    ):  # fmt: skip
         sums, scores = _sums_buffer(), _scores_buffer()
         by = vf_splat(scale)
+        kv_begin = (first_head + head_begin) // group
         for block in range(begin // 16, (end + 15) // 16):
-            for slot in range(max(begin, 16 * block), min(end, 16 * block + 16)):
-                cell = load_i32(table + 4 * slot)
-                if fetch_k > 0:
-                    far = load_i32(table + 4 * min(slot + AHEAD, end - 1))
-                    for line in range(0, fetch_k, 64):
-                        prefetch(k + far * k_stride + line)
-                    for line in range(0, fetch_v, 64):
-                        prefetch(v + cell * v_stride + line)
-                if cell >= 0:
-                    key, place = k + cell * k_stride, sums + 64 * (slot - 16 * block)
-                    if n == 1:
-                        dot_1(q, q_head_stride, key, place)
-                    elif n == 2:
-                        dot_2(q, q_head_stride, key, place)
-                    elif n == 3:
-                        dot_3(q, q_head_stride, key, place)
-                    else:
-                        dot_4(q, q_head_stride, key, place)
-            for head in range(n):
-                vf_store(scores + 1024 * head + 64 * block, sum_lanes(sums + 1024 * head) * by)
+            head, kv = head_begin, kv_begin
+            while head < head_end:
+                last_head = min(head_end, (kv + 1) * group - first_head)
+                n = min(last_head - head, MAX_SHARED_HEADS)
+                score_block(
+                    n, q + head * q_head_stride, q_head_stride, k + (kv - first_kv) * k_head_stride, k_stride, table,
+                    max(begin, 16 * block), min(end, 16 * block + 16), sums, scores + 1024 * (head - head_begin) + 64 * block, by,
+                )  # fmt: skip
+                head += n
+                if head == last_head:
+                    kv += 1
         cells, slots, first, last = table, iota, begin, end
         holes = any_hole(table, begin, end)
         if holes:
             cells, slots = _cells_buffer(), _slots_buffer()
             first, last = 0, list_cells(table, begin, end, cells, slots)
-        for head in range(n):
+        for head in range(head_begin, head_end):
             m, weight = np.float32(-np.inf), np.float32(0.0)
             if first < last:
-                hide_scores(scores + 1024 * head, table, begin, end, holes)
-                m, weight = weigh(scores + 1024 * head, begin, end)
+                own = scores + 1024 * (head - head_begin)
+                hide_scores(own, table, begin, end, holes)
+                m, weight = weigh(own, begin, end)
             out = records + head * record
             for i in range(vectors):
                 vf_store(out + 64 * i, vf_zero())
             store_f32(out + 64 * vectors, m)
             store_f32(out + 64 * vectors + 4, weight)
-        if n == 1:
-            add_1(cells, slots, first, last, v, v_stride, scores, 1024, records, record)
-        elif n == 2:
-            add_2(cells, slots, first, last, v, v_stride, scores, 1024, records, record)
-        elif n == 3:
-            add_3(cells, slots, first, last, v, v_stride, scores, 1024, records, record)
-        else:
-            add_4(cells, slots, first, last, v, v_stride, scores, 1024, records, record)
+        for low in range(first, last, SLOTS_AT_ONCE):
+            high = min(last, low + SLOTS_AT_ONCE)
+            head, kv = head_begin, kv_begin
+            while head < head_end:
+                last_head = min(head_end, (kv + 1) * group - first_head)
+                n = min(last_head - head, MAX_SHARED_HEADS)
+                values, own, out = v + (kv - first_kv) * v_head_stride, scores + 1024 * (head - head_begin), records + head * record
+                if n == 1:
+                    add_1(cells, slots, low, high, values, v_stride, own, 1024, out, record)
+                elif n == 2:
+                    add_2(cells, slots, low, high, values, v_stride, own, 1024, out, record)
+                elif n == 3:
+                    add_3(cells, slots, low, high, values, v_stride, own, 1024, out, record)
+                else:
+                    add_4(cells, slots, low, high, values, v_stride, own, 1024, out, record)
+                head += n
+                if head == last_head:
+                    kv += 1
 
     return heads

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 
 from numba_meta.kernels.cpu.kernel import CpuKernel, Float, Int, Ptr, cpu_kernel
-from numba_meta.kernels.cpu.simd import fma, load_i64, vf_abs, vf_broadcast, vf_load, vf_max, vf_reduce_max, vf_splat, vf_store, vf_sum, vf_zero
+from numba_meta.kernels.cpu.simd import (
+    fma,
+    load_i64,
+    vf_abs,
+    vf_broadcast,
+    vf_load,
+    vf_max,
+    vf_reduce_max,
+    vf_splat,
+    vf_store,
+    vf_sum,
+    vf_zero,
+)
 from numba_meta.kernels.cpu.simd_math import (
     device_function,
     share,

@@ -1,4 +1,7 @@
-"""Rows of a packed table as float32: token embeddings (layouts: `packed.py`). Values are those of `numba_meta.quants.dequantize`, bit for bit."""
+"""Rows of a packed table as float32: token embeddings (layouts: `packed.py`).
+
+Values are those of `numba_meta.quants.dequantize`, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from numba_meta import dtypes
 from numba_meta.dtypes import DType
 from numba_meta.kernels.cpu.isa import Isa, detect
 from numba_meta.kernels.cpu.kernel import CpuKernel, Int, Ptr
-from numba_meta.kernels.cpu.packed import BLOCK, FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout, tile_bytes
+from numba_meta.kernels.cpu.packed import BLOCK, FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout, same_layout, tile_bytes
 from numba_meta.kernels.cpu.simd import LANES, bits_f32, load_f32, load_i8, load_i32, load_i64, load_u8, load_u16, store_f32
 from numba_meta.kernels.cpu.simd_int8 import half_f32, half_f32_portable
 
@@ -24,17 +27,15 @@ def get_rows_kernel(dtype: DType, isa: Isa | None = None) -> CpuKernel:
     apart; `n_rows` address of the live row count (int64). Threads share (row, 32 elements) pairs.
     """
     tile_bytes(dtype, 0)  # refuses a type that is none of weights
-    return _get_rows_kernel(dtype, min(detect(), isa) if isa is not None else detect())
+    return _get_rows_kernel(same_layout(dtype), min(detect(), isa) if isa is not None else detect())
 
 
 @functools.cache
 def _get_rows_kernel(dtype: DType, isa: Isa) -> CpuKernel:
     block = _float_block(dtype, isa) if dtype in FLOAT_TYPES else _quant_block(QUANT_LAYOUTS[dtype], isa)
-    unit_elements, unit_bytes = (1, tile_bytes(dtype, 1)) if dtype in FLOAT_TYPES else (dtype.block_size, tile_bytes(dtype, dtype.block_size))
+    unit_elements, unit_bytes = dtype.block_size, tile_bytes(dtype, dtype.block_size)
 
-    def get_rows(
-        thread: int, n_threads: int, w: Ptr, ids: Ptr, first: Int, count: Int, k: Int, y: Ptr, y_stride: Int, n_rows: Ptr
-    ) -> None:
+    def get_rows(thread: int, n_threads: int, w: Ptr, ids: Ptr, first: Int, count: Int, k: Int, y: Ptr, y_stride: Int, n_rows: Ptr) -> None:
         per_row = (k + BLOCK - 1) // BLOCK
         total = load_i64(n_rows) * per_row
         stride = k // unit_elements * unit_bytes

@@ -8,17 +8,21 @@ stores and what compiled threads call without Python. All threads of a device ca
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import inspect
 import itertools
+import operator
 import os
 import pickle
 import struct
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -46,12 +50,19 @@ class Float:
 
 
 # Numba numbers functions per process and puts the number in symbols. Code that different processes left on disk meets in one symbol
-# table, where the first of equal names wins: so each process counts from a random start.
-FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(7), "little"))
+# table, where the first of equal names wins: so each process counts from a random start, a forked one too.
+def _count_from_random() -> None:
+    FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(7), "little"))
+
+
+_count_from_random()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_from_random)
 
 _KINDS = {"Ptr": Ptr, "Int": Int, "Float": Float}
 _ENTRY_SIGNATURE = types.void(types.int64, types.int64, types.int64)
-_ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)  # calls without the interpreter lock
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
 on_compile: list[Callable[[str], None]] = []  # told the name of each kernel that is compiled anew: progress lines, tests
 
 
@@ -65,6 +76,7 @@ class CpuKernel:
         if [p.name for p in parameters[:2]] != ["thread", "n_threads"]:
             raise TypeError(f"kernel {name}: the first parameters must be thread, n_threads")
         self.parameters: dict[str, type] = {p.name: _kind(name, p) for p in parameters[2:]}
+        self._library: Any = None  # machine code, alive as long as the kernel
 
     def __repr__(self) -> str:
         return f"CpuKernel({self.name})"
@@ -72,23 +84,28 @@ class CpuKernel:
     @functools.cached_property
     def address(self) -> int:
         """The machine code's address: `void(int64 arguments, int64 thread, int64 n_threads)`."""
-        return _load_or_compile(self)
+        address: int = _load_or_compile(self)
+        return address
 
-    def pack(self, **values: float) -> np.ndarray:
-        """The argument block, int64 `[len(parameters)]`; every parameter must be given."""
+    def pack(self, **values: Any) -> np.ndarray:
+        """The argument block, int64 `[len(parameters)]`; every parameter must be given. Addresses and integers must be integers."""
         if values.keys() != self.parameters.keys():
             wrong = sorted(values.keys() ^ self.parameters.keys())
             raise NumbaMetaError(f"kernel {self.name}: arguments {wrong} do not fit its parameters {list(self.parameters)}")
         block = np.zeros(max(1, len(self.parameters)), np.int64)
         for i, (name, kind) in enumerate(self.parameters.items()):
-            block[i] = struct.unpack("<q", struct.pack("<f4x", values[name]))[0] if kind is Float else int(values[name])
+            try:
+                block[i] = struct.unpack("<q", struct.pack("<f4x", values[name]))[0] if kind is Float else operator.index(values[name])
+            except (TypeError, OverflowError, struct.error):
+                expected = "a number within float32" if kind is Float else "an integer within int64"
+                raise NumbaMetaError(f"kernel {self.name}: argument {name}={values[name]!r} does not fit; expected {expected}") from None
         return block
 
     def __call__(self, *, threads: int = 1, **values: Any) -> None:
         """Runs the kernel here and now, one share after the other (for packing, tests and exploring). Arrays stand for their addresses."""
         plain = {k: v.ctypes.data if isinstance(v, np.ndarray) else v for k, v in values.items()}
         block = self.pack(**plain)
-        call = _ENTRY_TYPE(self.address)
+        call = ENTRY_TYPE(self.address)
         for thread in range(threads):
             call(block.ctypes.data, thread, threads)
 
@@ -130,54 +147,113 @@ def cache_folder() -> Path:
     return Path(base) / "numba_meta" / "kernels"
 
 
+def _source_digest() -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+_SOURCES = _source_digest()  # now: a file that is edited later is not what this process runs
+
+
 @functools.cache
 def _code_digest() -> str:
-    """Everything that the machine code depends on: sources of the kernels, compiler versions, CPU, level of instructions."""
+    """What the machine code of all kernels depends on: their sources, versions, the CPU, the level of instructions."""
     import llvmlite
     import numba
     codegen = cpu_target.target_context.codegen()
-    digest = hashlib.sha256()
-    for part in (numba.__version__, llvmlite.__version__, *map(str, codegen.magic_tuple()), isa.detect().name):
+    digest = hashlib.sha256(_SOURCES)
+    versions = (sys.version.split()[0], numba.__version__, llvmlite.__version__)
+    for part in (*versions, *map(str, codegen.magic_tuple()), isa.detect().name):
         digest.update(part.encode() + b"\0")
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
     return digest.hexdigest()[:20]
+
+
+def _function_digest(function: Callable[..., None]) -> str:
+    """What tells kernels of one name apart: the code of a function and of what it calls, with the constants that they see.
+
+    Covers kernels that are written outside this package (notebooks, tests) up to Numba intrinsics, which count by name.
+    """
+    digest = hashlib.sha256()
+    todo: list[Any] = [function]
+    seen: set[int] = set()
+    while todo:
+        current = todo.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        closure = inspect.getclosurevars(current)
+        digest.update(repr((_plain_code(current.__code__), _annotations(current))).encode())
+        for name, value in sorted({**closure.globals, **closure.nonlocals}.items()):
+            value = getattr(value, "py_func", value)
+            if inspect.isfunction(value):
+                todo.append(value)
+            digest.update(f"{name}={_constant(value)};".encode())
+    return digest.hexdigest()[:12]
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str([_constant(item) for item in value])
+    if isinstance(value, (bool, int, float, str, bytes, np.generic)):
+        return repr(value)
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+def _plain_code(code: CodeType) -> tuple[object, ...]:
+    constants: list[object] = []
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            constants.append(_plain_code(constant))
+        else:
+            constants.append(sorted(map(repr, constant)) if isinstance(constant, frozenset) else repr(constant))
+    return code.co_code, code.co_names, code.co_varnames, constants
+
+
+def _annotations(function: Callable[..., Any]) -> str:
+    return str({name: getattr(kind, "__name__", kind) for name, kind in sorted(function.__annotations__.items())})
 
 
 @global_compiler_lock
 def _load_or_compile(kernel: CpuKernel) -> int:
-    path = cache_folder() / _code_digest() / f"{kernel.name}.bin"
-    codegen = cpu_target.target_context.codegen()
-    cached = _read(path)
-    if cached is not None:
-        name, library_data = cached
-        rtsys.initialize(cpu_target.target_context)  # code from disk may name symbols of Numba's runtime
-        library = codegen.unserialize_library(library_data)
-    else:
+    if known := kernel.__dict__.get("address"):  # another thread was first
+        return int(known)
+    path = cache_folder() / _code_digest() / f"{kernel.name}-{_function_digest(kernel.function)}.bin"
+    address = _load(kernel, path)
+    if not address:
         for listener in on_compile:
             listener(kernel.name)
         entry = cfunc(_ENTRY_SIGNATURE, nopython=True, error_model="numpy")(_make_entry(kernel.function, list(kernel.parameters.values())))
-        name, library = entry.native_name, entry._library
-        _write(path, (name, library.serialize_using_object_code()))
-    kernel.__dict__["_library"] = library  # keeps the code alive
-    return int(library.get_pointer_to_function(name))
+        kernel._library = entry._library  # keeps the code alive
+        address = int(entry._library.get_pointer_to_function(entry.native_name))
+        _write(path, pickle.dumps((entry.native_name, entry._library.serialize_using_object_code())))
+    return address
 
 
-def _read(path: Path) -> Any:
+def _load(kernel: CpuKernel, path: Path) -> int:
+    """The address of a kernel's code from disk; 0 where there is none. A damaged or foreign file is compiled again and replaced."""
     try:
-        return pickle.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except Exception:  # a damaged or foreign entry is compiled again and replaced
-        return None
+        data = path.read_bytes()
+        if hashlib.sha256(data[_CHECKSUM_BYTES:]).digest() != data[:_CHECKSUM_BYTES]:
+            return 0
+        name, serialized = pickle.loads(data[_CHECKSUM_BYTES:])
+    except Exception:  # whatever stands there, compiling is the answer
+        return 0
+    rtsys.initialize(cpu_target.target_context)  # code from disk may name symbols of Numba's runtime
+    kernel._library = cpu_target.target_context.codegen().unserialize_library(serialized)
+    return int(kernel._library.get_pointer_to_function(name))
 
 
-def _write(path: Path, payload: Any) -> None:
-    """Writes whole or not at all; a cache that cannot be written only costs time."""
-    try:
+def _write(path: Path, payload: bytes) -> None:
+    """Writes whole or not at all, behind a checksum; a cache that cannot be written only costs time."""
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(pickle.dumps(payload))
-        os.replace(file.name, path)
-    except OSError:
-        pass
+            try:
+                file.write(hashlib.sha256(payload).digest() + payload)
+                file.flush()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise

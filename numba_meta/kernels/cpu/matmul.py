@@ -12,7 +12,7 @@ from numba_meta.errors import UsageError
 from numba_meta.kernels.cpu.isa import Isa, detect
 from numba_meta.kernels.cpu.kernel import CpuKernel, Int, Ptr
 from numba_meta.kernels.cpu.matmul_tiles import tile_product
-from numba_meta.kernels.cpu.packed import FLOAT_TYPES, QUANT_LAYOUTS, activation_format, tile_bytes
+from numba_meta.kernels.cpu.packed import FLOAT_TYPES, QUANT_LAYOUTS, activation_format, same_layout, tile_bytes
 from numba_meta.kernels.cpu.simd import LANES, load_i64
 
 COLUMNS = (1, 4, 8)
@@ -38,14 +38,14 @@ def matmul_kernel(dtype: DType, exact: bool, columns: int, isa: Isa | None = Non
     tile_bytes(dtype, 0)  # refuses a type that is none of weights
     exact = activation_format(dtype, exact) == "f32"
     level = detect() if isa is None else min(detect(), isa)
-    return _matmul_kernel(dtype, exact, min(columns, _MOST_F32_COLUMNS) if exact else columns, level)
+    return _matmul_kernel(same_layout(dtype), exact, min(columns, _MOST_F32_COLUMNS) if exact else columns, level)
 
 
 @functools.cache
 def _matmul_kernel(dtype: DType, exact: bool, columns: int, isa: Isa) -> CpuKernel:
     single = tile_product(dtype, exact, 1, isa)
     product = single if columns == 1 else tile_product(dtype, exact, columns, isa)
-    unit_elements, unit_bytes = (1, tile_bytes(dtype, 1)) if dtype in FLOAT_TYPES else (dtype.block_size, tile_bytes(dtype, dtype.block_size))
+    unit_elements, unit_bytes = dtype.block_size, tile_bytes(dtype, dtype.block_size)
 
     def matmul(thread: int, n_threads: int, w: Ptr, x: Ptr, x_stride: Int, y: Ptr, y_stride: Int, n_out: Int, k: Int, n_rows: Ptr) -> None:
         """Threads share (tile, group of rows) pairs, tile by tile: weights are read once, `columns` activation rows at a time."""

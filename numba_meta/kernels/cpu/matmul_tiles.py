@@ -56,6 +56,11 @@ def _int(value: int) -> ir.Constant:
     return ir.Constant(_i64, value)
 
 
+def _halves(b: ir.IRBuilder, address: ir.Value, offset: int, isa: Isa) -> ir.Value:
+    """16 float16 as float32."""
+    return half_to_f32_ir(b, load_ir(b, address, vector_of(_i16), offset, align=2), isa)
+
+
 @dataclass
 class Tile:
     """What the code of one tile works on: an IR builder, moving addresses, accumulators per column (all stack slots, later registers)."""
@@ -90,7 +95,6 @@ class QuantBlock:
     """16 rows by 32 elements at `address`, with `d` and `m` of the super-block."""
 
     b: ir.IRBuilder
-    isa: Isa
     layout: QuantLayout
     address: ir.Value
     d: ir.Value
@@ -206,14 +210,14 @@ def _block_sums(t: Tile, weight: Callable[[int], ir.Value]) -> None:
 
 def _quant_tile(t: Tile, layout: QuantLayout, k: ir.Value, exact: bool) -> None:
     b = t.b
-    vector_bytes = 2 * LANES  # of float16
     body = _exact_block if exact else _fast_block
     with t.loop(b.udiv(k, _int(BLOCK * layout.super_blocks))):
         head = b.load(t.weights)
-        d, m = (half_to_f32_ir(b, load_ir(b, head, vector_of(_i16), i * vector_bytes, align=2), t.isa) for i in range(2))
+        d = _halves(b, head, 0, t.isa)
+        m = _halves(b, head, 2 * LANES, t.isa) if layout.has_minimum else None
         t.advance(t.weights, layout.head_bytes)
         with t.loop(_int(layout.super_blocks)):
-            body(t, QuantBlock(b, t.isa, layout, b.load(t.weights), d, m if layout.has_minimum else None))
+            body(t, QuantBlock(b, layout, b.load(t.weights), d, m))
             t.advance(t.weights, layout.block_bytes)
             t.advance(t.activations, 4 * BLOCK if exact else ACTIVATION_BLOCK_BYTES)
 
@@ -227,8 +231,9 @@ def _float_tile(t: Tile, dtype: DType, k: ir.Value) -> None:
     def load(address: ir.Value, e: int) -> ir.Value:
         if dtype is dtypes.F32:
             return load_ir(b, address, VF.llvm, e * step, align=4)
-        bits = load_ir(b, address, vector_of(_i16), e * step, align=2)
-        return half_to_f32_ir(b, bits, t.isa) if dtype is dtypes.F16 else bf16_to_f32_ir(b, bits)
+        if dtype is dtypes.F16:
+            return _halves(b, address, e * step, t.isa)
+        return bf16_to_f32_ir(b, load_ir(b, address, vector_of(_i16), e * step, align=2))
 
     with t.loop(b.udiv(k, _int(BLOCK))):
         address = b.load(t.weights)

@@ -104,6 +104,13 @@ QUANT_LAYOUTS: dict[DType, QuantLayout] = {
 FLOAT_TYPES = (dtypes.F32, dtypes.F16, dtypes.BF16)
 
 
+def same_layout(dtype: DType) -> DType:
+    """The first type that is packed as this one is: types of one layout share their kernels."""
+    if dtype not in QUANT_LAYOUTS:
+        return dtype
+    return next(other for other, layout in QUANT_LAYOUTS.items() if layout is QUANT_LAYOUTS[dtype])
+
+
 def tile_bytes(dtype: DType, k: int) -> int:
     """Bytes of one packed tile: 16 rows of k elements."""
     if k < 0 or k % dtype.block_size:
@@ -142,7 +149,7 @@ def pack(raw: np.ndarray, dtype: DType, out: np.ndarray | int) -> None:
     from numba_meta.kernels.cpu.packing import pack_kernel
 
     if raw.dtype != np.uint8 or raw.ndim != 2 or raw.shape[1] % dtype.block_bytes or (raw.size and raw.strides[1] != 1):
-        raise ShapeError(f"cannot pack {raw.dtype} {raw.shape} as {dtype}; expected uint8 [rows, whole blocks of {dtype.block_bytes} bytes]")
+        raise ShapeError(f"cannot pack {raw.dtype} {raw.shape} as {dtype}; expected uint8 rows of blocks of {dtype.block_bytes} bytes")
     n_out, k = raw.shape[0], raw.shape[1] // dtype.block_bytes * dtype.block_size
     needed = packed_bytes(dtype, n_out, k)
     if isinstance(out, np.ndarray) and (out.nbytes < needed or not out.flags.c_contiguous):

@@ -1,8 +1,11 @@
 """Compiled threads that walk recorded programs: a step runs here, without Python.
 
-A program is an int64 array `[n_calls, 3]`: address of a kernel, address of its arguments, 1 where the team must wait for each other before it.
-A team is the threads of one stream; its control block is an int64 array of `CONTROL_WORDS` words, one cache line per word that changes. Threads
-spin for a moment, then yield the core, then sleep on a condition variable until the next step.
+A program is an int64 array `[n_calls, 3]`: address of a kernel, address of its arguments, 1 where the team must wait for each other
+before it. A team is the threads of one stream; its control block is an int64 array of `CONTROL_WORDS` words, one cache line per word that
+changes. Threads spin for a moment, then yield the core, then sleep on a condition variable until the next step.
+
+Between two steps every counter is at rest: GENERATION steps were begun, FINISHED is GENERATION times N_THREADS, ARRIVED a multiple of
+N_THREADS.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from numba_meta.kernels.cpu.kernel import Int, Ptr, cpu_kernel
 from numba_meta.kernels.cpu.simd import declare_ir, load_i64, pointer_ir, store_i64
 
 CALL_WORDS = 3  # kernel, arguments, barrier before
+TEAM_WORDS = 3  # control block, program, number of calls
 CONTROL_WORDS = 128
 GENERATION, PROGRAM, N_CALLS, N_THREADS, ARRIVED, FINISHED, STOP, SLEEPING, MUTEX, CONDITION = (8 * i for i in range(10))
 _SPINS = 2000  # about 20 us: a barrier inside a step is shorter than that when every thread has a core
@@ -129,17 +133,17 @@ def walk(control, thread):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def wait_for_step(control, seen):  # type: ignore[no-untyped-def]
-    """Until the generation has moved on from `seen`; the new one."""
+    """Until the generation has moved on from `seen`, or the team must stop; the generation."""
     for i in range(_SPINS + _YIELDS):
         now = atomic_load(control + 8 * GENERATION)
-        if now != seen:
+        if now != seen or atomic_load(control + 8 * STOP) != 0:
             return now
         if i > _SPINS:
             yield_core()
     mutex_lock(control + 8 * MUTEX)
     atomic_add(control + 8 * SLEEPING, 1)
     now = atomic_load(control + 8 * GENERATION)
-    while now == seen:
+    while now == seen and atomic_load(control + 8 * STOP) == 0:
         condition_wait(control + 8 * CONDITION, control + 8 * MUTEX)
         now = atomic_load(control + 8 * GENERATION)
     atomic_add(control + 8 * SLEEPING, -1)
@@ -148,9 +152,11 @@ def wait_for_step(control, seen):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def start_step(control):  # type: ignore[no-untyped-def]
-    """Lets the team's threads run its program once."""
-    atomic_add(control + 8 * GENERATION, 1)
+def rouse(control):  # type: ignore[no-untyped-def]
+    """Wakes the sleepers of a team after GENERATION or STOP was changed.
+
+    A thread says that it sleeps before it looks at those words for the last time, and holds the mutex until it waits: none is missed.
+    """
     if atomic_load(control + 8 * SLEEPING) != 0:
         mutex_lock(control + 8 * MUTEX)
         condition_broadcast(control + 8 * CONDITION)
@@ -159,35 +165,48 @@ def start_step(control):  # type: ignore[no-untyped-def]
 
 @cpu_kernel
 def worker(thread, n_threads, control: Ptr, own_index: Int):  # type: ignore[no-untyped-def]
-    """The life of one thread of a team: a step at each new generation, until it is told to stop."""
+    """The life of one thread of a team: a step at each new generation, until it is told to stop. It must begin before the first step."""
     seen = 0
     while True:
-        seen = wait_for_step(control, seen)
-        if load_i64(control + 8 * STOP) != 0:
+        now = wait_for_step(control, seen)
+        if now == seen:
             break
+        seen = now
         walk(control, own_index)
         atomic_add(control + 8 * FINISHED, 1)
 
 
 @cpu_kernel
-def wake(thread, n_threads, control: Ptr):  # type: ignore[no-untyped-def]
-    """Lets a team look up: for a new step, or to see that it must stop."""
-    start_step(control)
+def stop(thread, n_threads, control: Ptr):  # type: ignore[no-untyped-def]
+    """Tells a team's threads to end; call it between two steps."""
+    atomic_store(control + 8 * STOP, 1)
+    rouse(control)
 
 
 @cpu_kernel
-def run_step(thread, n_threads, controls: Ptr, n_teams: Int):  # type: ignore[no-untyped-def]
+def run_step(thread, n_threads, teams: Ptr, n_teams: Int, events: Ptr, n_events: Int):  # type: ignore[no-untyped-def]
     """One step of several teams. The caller is thread 0 of the first team; returns when every thread of every team has finished.
 
-    `controls` is the addresses of the control blocks. FINISHED counts threads other than the caller since the team began.
+    `teams` int64 `[n_teams, TEAM_WORDS]`; `events` is the addresses of the events that the programs record: they begin at 0. Does nothing
+    where a team was told to stop.
     """
     for i in range(n_teams):
-        start_step(load_i64(controls + 8 * i))
-    first = load_i64(controls)
+        if atomic_load(load_i64(teams + 8 * TEAM_WORDS * i) + 8 * STOP) != 0:
+            return
+    for i in range(n_events):
+        atomic_store(load_i64(events + 8 * i), 0)
+    for i in range(n_teams):
+        team = teams + 8 * TEAM_WORDS * i
+        control = load_i64(team)
+        store_i64(control + 8 * PROGRAM, load_i64(team + 8))
+        store_i64(control + 8 * N_CALLS, load_i64(team + 16))
+        atomic_add(control + 8 * GENERATION, 1)
+        rouse(control)
+    first = load_i64(teams)
     walk(first, 0)
     atomic_add(first + 8 * FINISHED, 1)
     for i in range(n_teams):
-        control = load_i64(controls + 8 * i)
+        control = load_i64(teams + 8 * TEAM_WORDS * i)
         wait_until(control + 8 * FINISHED, atomic_load(control + 8 * GENERATION) * load_i64(control + 8 * N_THREADS))
 
 
@@ -199,17 +218,16 @@ def meet(thread, n_threads, counter: Ptr, total: Int):  # type: ignore[no-untype
 
 @cpu_kernel
 def record_event(thread, n_threads, event: Ptr):  # type: ignore[no-untyped-def]
-    """Counts an event up, after all that this thread did before."""
+    """Counts an event up. With a barrier before it, all that the stream's threads did before is seen by whoever waits for it."""
     if thread == 0:
         atomic_add(event, 1)
 
 
 @cpu_kernel
-def wait_event(thread, n_threads, event: Ptr, seen: Ptr):  # type: ignore[no-untyped-def]
-    """Waits until an event has been recorded once more than this stream has waited for it; `seen` (int64) counts the waits.
+def wait_event(thread, n_threads, event: Ptr, n_records: Int):  # type: ignore[no-untyped-def]
+    """Waits until an event has been recorded `n_records` times in this step.
 
     The first thread waits for all: the call after this one must have a barrier before it.
     """
     if thread == 0:
-        wait_until(event, load_i64(seen) + 1)
-        store_i64(seen, load_i64(seen) + 1)
+        wait_until(event, n_records)

@@ -50,8 +50,9 @@ BLOCK = 128  # columns that stay with one thread: whole quantized blocks
 
 @cpu_kernel
 def get_rows_f32(  # type: ignore[no-untyped-def]
-    thread, n_threads, table: Ptr, table_stride: Int, first_row: Int, n_table_rows: Int, ids: Ptr, y: Ptr, y_stride: Int, n: Int, n_rows: Ptr
-):
+    thread, n_threads, table: Ptr, table_stride: Int, first_row: Int, n_table_rows: Int, ids: Ptr, y: Ptr, y_stride: Int, n: Int,
+    n_rows: Ptr,
+):  # fmt: skip
     """y[r] = row ids[r] - first_row of a float32 table of n_table_rows; zeros where another device holds the row. ids: int32."""
     blocks = (n + BLOCK - 1) // BLOCK
     total = load_i64(n_rows) * blocks

@@ -73,8 +73,8 @@ def bf16_to_f32_ir(b: ir.IRBuilder, bits: ir.Value) -> ir.Value:
 class IntSum:
     """IR: a growing sum, exact on every level, of (w.byte[4 lane + j] - offset) * x.byte[4 lane + j] over j < 4 in each int32 lane.
 
-    The bytes of w are unsigned and below 2**bits, those of x signed and within -127..127; `offset` is 0 or 2**(bits - 1) where bits are 8.
-    `minus_sum()` gives -(sum of all of x) in each lane, which the offset is multiplied with. At most 32 bytes of a lane may be added.
+    The bytes of w are unsigned and below 2**bits, those of x signed and within -127..127; `offset` is 0 or 2**(bits - 1).
+    `minus_sum()` gives -(sum of all bytes of x that will be added), the same in each lane: the offset is taken off at the start.
     """
 
     def __init__(self, b: ir.IRBuilder, isa: Isa, bits: int, offset: int, minus_sum: Callable[[], ir.Value]) -> None:
@@ -104,7 +104,7 @@ class IntSum:
         return self._sum
 
     def _add_words(self, w: ir.Value, x: ir.Value) -> None:
-        """vpmaddubsw makes 16-bit sums of pairs. With 8 bits the offset comes off first, and w's sign moves to x: |w| <= 128 saturates nothing."""
+        """vpmaddubsw makes 16-bit sums of pairs. With 8 bits the offset comes off first and the sign of w moves to x: |w| <= 128 fits."""
         b, v8, v16 = self.b, vector_of(_i8, 32), vector_of(_i16, 16)
         pairs = declare_ir(b, "llvm.x86.avx2.pmadd.ub.sw", v16, [v8] * 2)
         if self._signed:

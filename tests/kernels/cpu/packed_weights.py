@@ -94,7 +94,7 @@ def activations(weights: Weights, exact: bool, x: np.ndarray) -> np.ndarray:
 
 
 def multiply(kernel: CpuKernel, weights: Weights, x: np.ndarray, rows: int | None = None, threads: int = 1) -> np.ndarray:
-    """Runs a product for the first `rows` rows of x (in the kernel's format); checks that nothing else is written. float32 `[rows, n_out]`."""
+    """A product for the first `rows` rows of x (in the kernel's format), float32 `[rows, n_out]`; checks that nothing else is written."""
     rows = len(x) if rows is None else rows
     out = Guarded(rows, 4 * weights.n_out, 4 * weights.n_out + 20)
     kernel(

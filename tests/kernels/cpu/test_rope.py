@@ -17,8 +17,8 @@ def angles(positions: np.ndarray, half: int, scale: float = 1.0) -> tuple[Guarde
     def run(threads: int) -> np.ndarray:
         table = Guarded(positions.size, 2 * half)
         rope_angles(
-            threads=threads, positions=positions, inverse_frequencies=frequencies, table=table.address, table_stride=table.stride, half=half,
-            scale=scale, n_rows=live(positions.size),
+            threads=threads, positions=positions, inverse_frequencies=frequencies, table=table.address, table_stride=table.stride,
+            half=half, scale=scale, n_rows=live(positions.size),
         )  # fmt: skip
         return table.result()
 

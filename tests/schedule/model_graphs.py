@@ -1,0 +1,75 @@
+"""Steps of small llama and gemma3 models as graphs, with their cuts; no files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from numba_meta.dtypes import F16, F32, Q4_0, DType
+from numba_meta.graph import Graph
+from numba_meta.models import gemma3, llama
+from numba_meta.models.builder import BatchShape, GraphBuilder
+from numba_meta.models.config import ModelConfig, RopeConfig
+from numba_meta.split.policy import CutPlan, plan_cuts
+from numba_meta.split.rules import ModelShape, TensorFacts
+from numba_meta.split.state import MIRRORED, SplitState
+from numba_meta.tensor import Role, Tensor
+
+
+class ModelGraph:
+    """The graph of a step of a model with random sizes; `leaf_state` is its policy."""
+
+    def __init__(
+        self,
+        architecture: str,
+        proportions: Sequence[Fraction | int],
+        *,
+        n_layer: int = 2,
+        n_head: int = 4,
+        n_head_kv: int = 2,
+        head_dim: int = 32,
+        n_embd: int = 64,
+        n_ff: int = 96,
+        n_vocab: int = 37,
+        n_rows: int = 3,
+        n_outputs: int = 2,
+        n_sequences: int = 2,
+        n_cells: int = 12,
+        weight_type: DType = Q4_0,
+    ) -> None:
+        self.shape = ModelShape(n_embd, n_layer, n_head, n_head_kv, head_dim, head_dim, n_ff, n_vocab)
+        is_gemma = architecture == "gemma3"
+        windows = tuple(4 if is_gemma and layer % 2 == 0 else 0 for layer in range(n_layer))
+        rope = RopeConfig(head_dim, 1000.0)
+        self.config = ModelConfig(architecture, self.shape, 64, 1e-5, rope, RopeConfig(head_dim, 100.0), windows, 2.0 if is_gemma else 1.0)
+        self.batch = BatchShape(n_rows, n_outputs, n_sequences, n_cells, n_cells, n_cells if is_gemma else 0, F16, F16)
+        self.tensors = self._tensors(is_gemma, weight_type)
+        build: Callable[[GraphBuilder], Graph] = gemma3.build if is_gemma else llama.build
+        self.graph = build(GraphBuilder(self.config, self.tensors, self.batch, None))
+        self.cuts: CutPlan = plan_cuts(architecture, self.shape, self.tensors, proportions, (F16, F16))
+
+    def _tensors(self, is_gemma: bool, weight_type: DType) -> dict[str, TensorFacts]:
+        s = self.shape
+        n_q, n_kv = s.n_head * s.head_dim_k, s.n_head_kv * s.head_dim_k
+        matrices = {"attn_q": (s.n_embd, n_q), "attn_k": (s.n_embd, n_kv), "attn_v": (s.n_embd, n_kv), "attn_output": (n_q, s.n_embd)}
+        matrices |= {"ffn_gate": (s.n_embd, s.n_ff), "ffn_up": (s.n_embd, s.n_ff), "ffn_down": (s.n_ff, s.n_embd)}
+        vectors = {"attn_norm": s.n_embd, "ffn_norm": s.n_embd}
+        if is_gemma:
+            vectors |= {"attn_q_norm": s.head_dim_k, "attn_k_norm": s.head_dim_k}
+            vectors |= {"post_attention_norm": s.n_embd, "post_ffw_norm": s.n_embd}
+        facts = {"token_embd.weight": TensorFacts(weight_type, (s.n_embd, s.n_vocab))}
+        facts["output_norm.weight"] = TensorFacts(F32, (s.n_embd,))
+        for layer in range(s.n_layer):
+            facts |= {f"blk.{layer}.{name}.weight": TensorFacts(weight_type, shape) for name, shape in matrices.items()}
+            facts |= {f"blk.{layer}.{name}.weight": TensorFacts(F32, (n,)) for name, n in vectors.items()}
+        return facts
+
+    def leaf_state(self, leaf: Tensor) -> SplitState:
+        """The policy: weights and caches as planned, all else on every device."""
+        if leaf.role is Role.WEIGHT:
+            return self.cuts.weight(leaf.name)
+        kind, _, layer = leaf.name.partition(".")
+        if kind in ("cache_k", "cache_v"):
+            state: SplitState = getattr(self.cuts.layers[int(layer)], kind)
+            return state
+        return MIRRORED
