@@ -6,6 +6,7 @@ GPUs does can be seen and tested on any machine. Recording of work, events and a
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from dataclasses import dataclass
 
@@ -60,8 +61,11 @@ class CpuDevice:
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 
-    def allocate(self, n_bytes: int, label: str) -> CpuBuffer:
-        """A zeroed buffer. Raises `OutOfMemoryError` where the device's limit or the machine's memory is passed."""
+    def allocate(self, n_bytes: int, label: str, sparse: bool = False) -> CpuBuffer:
+        """A zeroed buffer. Raises `OutOfMemoryError` where the device's limit or the machine's memory is passed.
+
+        `sparse`: filled bit by bit (a cache of many cells); only pages that are used take memory of the machine.
+        """
         if n_bytes < 0 or self._closed:
             why = "the device was closed" if self._closed else "expected 0 or more"
             raise DeviceError(f"{self.name}: {label} cannot have {n_bytes} bytes; {why}")
@@ -73,8 +77,8 @@ class CpuDevice:
                 "use a smaller context or batch, another --tensor-split, or more devices"
             )
         try:
-            raw = np.zeros(n_bytes + ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError):
+            raw = _small_pages(n_bytes + ALIGNMENT) if sparse else np.zeros(n_bytes + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError, OSError, OverflowError):
             raise OutOfMemoryError(
                 f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), more than this machine gives; "
                 "use a smaller context or batch"
@@ -129,3 +133,14 @@ class CpuDevice:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.n_threads} threads, {format_bytes(self.allocated_bytes)} in use>"
+
+
+def _small_pages(n_bytes: int) -> np.ndarray:
+    """Zeroed memory whose pages are taken one by one: numpy asks for huge ones, of which the first cell of every layer would take a whole."""
+    mapped = mmap.mmap(-1, n_bytes)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        try:
+            mapped.madvise(mmap.MADV_NOHUGEPAGE)
+        except OSError:
+            pass  # a kernel without huge pages
+    return np.frombuffer(mapped, np.uint8)

@@ -79,14 +79,17 @@ class MetaDevice(Sequence[CpuDevice]):
         """Compute threads of each device; their sum is how many meet in a reduction."""
         return tuple(device.n_threads for device in self.devices)
 
-    def allocate(self, n_bytes: Sequence[int], label: str) -> MetaBuffer:
-        """Zeroed memory, `n_bytes[j]` on device j: on all devices or on none. Raises `OutOfMemoryError`, which names the device."""
+    def allocate(self, n_bytes: Sequence[int], label: str, sparse: bool = False) -> MetaBuffer:
+        """Zeroed memory, `n_bytes[j]` on device j: on all devices or on none. Raises `OutOfMemoryError`, which names the device.
+
+        `sparse`: filled bit by bit, so that only the pages that are used should take memory.
+        """
         if len(n_bytes) != len(self.devices):
             raise DeviceError(f"{label} for {len(n_bytes)} devices on a meta device of {len(self.devices)}; expected one size for each")
         pieces: list[CpuBuffer] = []
         try:
             for device, size in zip(self.devices, n_bytes, strict=True):
-                pieces.append(device.allocate(size, label))
+                pieces.append(device.allocate(size, label, sparse))
         except BaseException:
             for piece in pieces:
                 piece.free()

@@ -204,7 +204,7 @@ def draw_placement(model: Model) -> Any:
 
     A dashed frame is as long as the whole cache: what a device would reserve if its share were 1.
     """
-    names, n = facts.device_names(model), len(model.context.devices)
+    names, n = facts.device_names(model), len(model.context.device)
     height = 64 + 2 * (_ROW * n + 78)
     figure = new_figure(_WIDTH, height)
     page = add_panel(figure, 0, 0, _WIDTH, height, (0, _WIDTH), (height, 0))

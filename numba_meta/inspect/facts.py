@@ -85,7 +85,7 @@ def step_plan(model: Model, n_rows: int = 1) -> StepPlan:
 
 def device_names(model: Model) -> tuple[str, ...]:
     """`cpu:0`, `cpu:0#1`, ...: in the order of all that has one entry per device."""
-    return tuple(device.name for device in model.context.devices)
+    return tuple(device.name for device in model.context.device)
 
 
 def weight_cuts(model: Model) -> tuple[TensorCut, ...]:
@@ -131,11 +131,11 @@ def meetings(plan: StepPlan) -> tuple[Meeting, ...]:
 
 def lifetimes(plan: StepPlan, device: int) -> tuple[Lifetime, ...]:
     """What lies in a device's workspace and when; storages of zero bytes are left out."""
-    from numba_meta.schedule.plan import _lifetimes
+    from numba_meta.schedule.plan import storage_lifetimes
 
     own = plan.devices[device]
     shared = {own.graph.simple[node.sources[0]].storage: node.op for node in plan.split.collectives}
-    uses = _lifetimes(own.graph, own.calls)
+    uses = storage_lifetimes(own.graph, own.calls)
     found = []
     for place, offset in zip(own.places, plan.workspace.layouts[device].offsets, strict=True):
         kind = {None: "tensor", "all_reduce": "summand", "gather": "piece"}[shared.get(place) if isinstance(place, Tensor) else None]

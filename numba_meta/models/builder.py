@@ -108,17 +108,18 @@ class GraphBuilder:
         g, window = self.graph, self.config.windows[layer]
         local = bool(window)
         n_cells = self.batch.n_window_cells if local else self.batch.n_cells
-        stored = []
+        stored: dict[str, Tensor] = {}
         for letter, x, dtype in (("k", k, self.batch.cache_type_k), ("v", v, self.batch.cache_type_v)):
             name, (head_dim, n_kv, n_rows, _) = f"cache_{letter}.{layer}", x.shape
             cache = g.leaf(name, dtype, [head_dim * n_kv, n_cells], Role.CACHE)
             written = rows.set_rows(g, cache, layout.reshape(g, x, [head_dim * n_kv, n_rows], f"{name}.rows"), self._cells[local], f"{name}.stored")
             by_head = layout.reshape(g, written, [head_dim, n_kv, n_cells], f"{name}.heads")
-            stored.append(layout.permute(g, by_head, [0, 2, 1, 3], f"{name}.by_head"))
+            stored[letter] = layout.permute(g, by_head, [0, 2, 1, 3], f"{name}.by_head")
         out = attention.attention(
             g,
             layout.permute(g, q, [0, 2, 1, 3], f"q.{layer}.by_head"),
-            *stored,
+            stored["k"],
+            stored["v"],
             self._tables[local],
             self.sequences,
             self.positions,

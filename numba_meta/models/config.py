@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from numba_meta.errors import ModelFileError
@@ -44,7 +45,7 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """1 / sqrt(head_dim)."""
-        return float(self.shape.head_dim_k) ** -0.5
+        return 1.0 / math.sqrt(self.shape.head_dim_k)
 
     @property
     def window(self) -> int:
@@ -131,7 +132,7 @@ def _read_gemma3(file: GGUFFile, prefix: str) -> ModelConfig:
         rope=rope,
         rope_local=RopeConfig(rope.n_dims, local),
         windows=tuple(0 if layer % pattern == pattern - 1 else window for layer in range(shape.n_layer)),
-        embedding_scale=float(shape.n_embd) ** 0.5,
+        embedding_scale=math.sqrt(shape.n_embd),
     )
 
 

@@ -8,7 +8,8 @@ from itertools import groupby
 
 import numpy as np
 
-from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuDevice, CpuStep, CpuStream
+from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuStep
+from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import DType
 from numba_meta.errors import NumbaMetaError, UsageError
 from numba_meta.graph import Graph
@@ -81,14 +82,14 @@ class Recording:
 
 
 class Context:
-    """Devices with weights, a cache of `shape`, and recordings by capacity."""
+    """A meta device with weights, a cache of `shape`, and recordings by capacity. It closes the device."""
 
     def __init__(
         self,
         build: Callable[[BatchShape], Graph],
         cuts: CutPlan,
-        devices: Sequence[CpuDevice],
-        weights: tuple[WeightPlan, list[CpuBuffer]],
+        device: MetaDevice,
+        weights: tuple[WeightPlan, MetaBuffer],
         shape: CacheShape,
         cache_types: tuple[DType, DType],
         exact: bool,
@@ -96,38 +97,25 @@ class Context:
     ) -> None:
         self._build = build
         self._cuts = cuts
-        self.weight_plan, self._weight_buffers = weights
+        self.weight_plan, self._weights = weights
         self._cache_types = cache_types
         self._exact = exact
-        self.devices = tuple(devices)
+        self.device = device
         self.shape = shape
         self.ubatch_size = ubatch_size
         self.cells = Cells(shape)
         self._recordings: dict[Capacity, Recording] = {}
         self._closed = False
         self._meetings = np.zeros(8, np.int64)
-        self._buffers: list[CpuBuffer] = []
-        self._streams = [CpuStream(d.name, d.n_threads, caller_joins=i == 0) for i, d in enumerate(self.devices)]
-        names = [d.name for d in self.devices]
+        self._streams = device.compute_streams()
         self._small_workspaces: dict[Capacity, Workspace[CpuBuffer]] = {}
-        self._large_workspace = Workspace(names, self._allocate_workspace, self._release)
-        try:
-            self.cache_plan = self._place_cache()
-        except BaseException:
-            self.close()
-            raise
+        self._large_workspace = self._new_workspace()
+        self.cache_plan = self._place_cache()
 
     def prepare(self) -> None:
-        """Records the steps that every generation needs: one token, and a prompt. Takes their memory and compiles their kernels now.
-
-        Where that fails, the context is closed.
-        """
-        try:
-            for n_rows in (self.ubatch_size, 1):
-                self.recording(self.capacity_for(n_rows, 1))
-        except BaseException:
-            self.close()
-            raise
+        """Records the steps that every generation needs: one token, and a prompt. Takes their memory and compiles their kernels now."""
+        for n_rows in (self.ubatch_size, 1):
+            self.recording(self.capacity_for(n_rows, 1))
 
     # ---- steps -------------------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +188,7 @@ class Context:
 
     def plan(self, capacity: Capacity) -> StepPlan:
         """The plan of a step of this capacity (pure: nothing is allocated)."""
-        return plan_step(self._split(capacity), [d.n_threads for d in self.devices], self._exact, ALIGNMENT)
+        return plan_step(self._split(capacity), self.device.n_threads, self._exact, ALIGNMENT)
 
     def _split(self, capacity: Capacity) -> SplitGraph:
         shape = self.shape
@@ -214,7 +202,7 @@ class Context:
             cache_type_k=self._cache_types[0],
             cache_type_v=self._cache_types[1],
         )
-        return infer_splits(self._build(batch), self._leaf_state, len(self.devices))
+        return infer_splits(self._build(batch), self._leaf_state, len(self.device))
 
     def _leaf_state(self, leaf: Tensor) -> SplitState:
         if leaf.role is Role.WEIGHT:
@@ -232,8 +220,7 @@ class Context:
         bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
         block, host = self._input_block(plan)
         binder = Binder(plan, bases, block, self._persistent_address)
-        total = sum(d.n_threads for d in self.devices)
-        programs = [binder.record(i, self._meetings, total) for i in range(len(self.devices))]
+        programs = [binder.record(i, self._meetings, sum(self.device.n_threads)) for i in range(len(self.device))]
         output = plan.devices[0].graph.graph.outputs[0]
         offset = binder.address(0, output) - bases[0]
         first = workspace.buffers[0]
@@ -247,8 +234,11 @@ class Context:
         n_outputs = next(leaf.shape[0] for leaf in plan.split.graph.leaves if leaf.name == "output_rows")
         if n_rows > SMALL_ROWS:
             return self._large_workspace
-        names = [d.name for d in self.devices]
-        return self._small_workspaces.setdefault(Capacity(n_rows, n_outputs), Workspace(names, self._allocate_workspace, self._release))
+        return self._small_workspaces.setdefault(Capacity(n_rows, n_outputs), self._new_workspace())
+
+    def _new_workspace(self) -> Workspace[CpuBuffer]:
+        devices = self.device.devices
+        return Workspace(self.device.names, lambda j, n: devices[j].allocate(n, "the workspace"), lambda _, buffer: buffer.free())
 
     def _input_block(self, plan: StepPlan) -> tuple[InputBlock, dict[str, np.ndarray]]:
         """The inputs of a step as the host writes them, and memory for each device's copy."""
@@ -258,13 +248,12 @@ class Context:
             offsets[leaf.name] = end
             end = round_up(end + leaf.n_bytes, 8)
         host = np.zeros(end // 8 + 1, np.int64).view(np.uint8)
-        copies = [device.allocate(end, "inputs") for device in self.devices]
-        self._buffers += copies
+        copies = self.device.allocate([end] * len(self.device), "inputs")
         views = {
             leaf.name: host[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes].view(np.int64 if leaf.dtype.block_bytes == 8 else np.int32)
             for leaf in leaves
         }
-        return InputBlock(host.ctypes.data, tuple(copy.address for copy in copies), end, offsets), views
+        return InputBlock(host.ctypes.data, copies.addresses, end, offsets), views
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 
@@ -273,30 +262,19 @@ class Context:
         leaves = [leaf for leaf in self._split(Capacity(1, 1)).graph.leaves if leaf.role is Role.CACHE]
         kept = [leaf for leaf in leaves if leaf.name.startswith("cache_")]
         rows = [(leaf.name, leaf.dtype, leaf.shape[0], leaf.shape[1], self._leaf_state(leaf)) for leaf in kept]
-        plan = plan_cache(rows, len(self.devices), ALIGNMENT)
-        tables = [leaf for leaf in leaves if not leaf.name.startswith("cache_")]
-        self._addresses: list[dict[str, int]] = []
-        for index, device in enumerate(self.devices):
-            cache = device.allocate(plan.placement.simple_bytes(index), "the KV cache")
-            self._buffers.append(cache)
-            addresses = {binding.entry.name: cache.address + binding.offsets[index] for binding in plan.bindings}
-            for leaf in tables:
-                table = device.allocate(leaf.n_bytes, leaf.name)
-                self._buffers.append(table)
-                addresses[leaf.name] = table.address
-            base = self._weight_buffers[index].address
-            addresses |= {name: base + offsets[index] for name, offsets in self.weight_plan.offsets.items()}
-            self._addresses.append(addresses)
+        n_devices = len(self.device)
+        plan = plan_cache(rows, n_devices, ALIGNMENT)
+        cache = self.device.allocate([plan.placement.simple_bytes(j) for j in range(n_devices)], "the KV cache", sparse=True)
+        bases = {binding.entry.name: (cache, binding.offsets) for binding in plan.bindings}
+        for leaf in leaves:
+            if leaf not in kept:
+                bases[leaf.name] = (self.device.allocate([leaf.n_bytes] * n_devices, leaf.name, sparse=True), (0,) * n_devices)
+        bases |= {name: (self._weights, offsets) for name, offsets in self.weight_plan.offsets.items()}
+        self._addresses = [{name: buffer.addresses[j] + offsets[j] for name, (buffer, offsets) in bases.items()} for j in range(n_devices)]
         return plan
 
     def _persistent_address(self, device: int, tensor: Tensor) -> int:
         return self._addresses[device][tensor.name]
-
-    def _allocate_workspace(self, device: int, n_bytes: int) -> CpuBuffer:
-        return self.devices[device].allocate(n_bytes, "the workspace")
-
-    def _release(self, device: int, buffer: CpuBuffer) -> None:
-        buffer.free()
 
     def workspace_bytes(self, device: int) -> dict[str, int]:
         """Bytes of the workspaces that exist so far, by kind of step."""
@@ -311,12 +289,5 @@ class Context:
     def close(self) -> None:
         """Ends the devices' threads and gives all memory back. Twice is once."""
         self._closed = True
-        for stream in self._streams:
-            stream.close()
         self._recordings.clear()
-        for workspace in (self._large_workspace, *self._small_workspaces.values()):
-            workspace.close()
-        for buffer in (*self._buffers, *self._weight_buffers):
-            buffer.free()
-        self._buffers.clear()
-        self._weight_buffers = []
+        self.device.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numba_meta import dtypes
-from numba_meta.devices.cpu import CpuDevice
+from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.parse import DeviceSpec, parse_devices
 from numba_meta.dtypes import DType
 from numba_meta.errors import ModelFileError, UsageError
@@ -103,16 +103,6 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def name_devices(specs: Sequence[DeviceSpec]) -> list[str]:
-    """`cpu:0`, and `cpu:0#1`, `cpu:0#2` for further devices on the same place."""
-    seen: dict[str, int] = {}
-    names = []
-    for spec in specs:
-        n = seen[spec.name] = seen.get(spec.name, -1) + 1
-        names.append(spec.name if n == 0 else f"{spec.name}#{n}")
-    return names
-
-
 def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, progress: Progress | None) -> tuple[Context, LoadPlan]:
     """Plans a load and carries it out: weights on their devices, an empty cache."""
     tensors = {name: TensorFacts(info.dtype, info.shape) for name, info in file.tensors.items()}
@@ -124,20 +114,23 @@ def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, prog
 
     smallest = BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, *plan.cache_types)
     leaves = [leaf for leaf in build(smallest).leaves if leaf.role is Role.WEIGHT]
-    names = name_devices(plan.specs)
-    devices = [CpuDevice(spec, name, n) for spec, name, n in zip(plan.specs, names, plan.n_threads, strict=True)]
-    weight_plan = plan_weights(leaves, plan.cuts.weights, len(devices))
+    device = MetaDevice.open(plan.specs, plan.n_threads)
+    weight_plan = plan_weights(leaves, plan.cuts.weights, len(device))
 
     def report(done: int, total: int) -> None:
         if progress:
             progress("loading", done, total)
 
-    with _told_of_compiling(progress):
-        buffers = load_weights(file, leaves, weight_plan, devices, report)
-        context = Context(
-            build, plan.cuts, devices, (weight_plan, buffers), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size
-        )
-        context.prepare()
+    try:
+        with _told_of_compiling(progress):
+            weights = load_weights(file, leaves, weight_plan, device, report)
+            context = Context(
+                build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size
+            )
+            context.prepare()
+    except BaseException:
+        device.close()
+        raise
     return context, plan
 
 

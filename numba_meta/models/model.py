@@ -263,7 +263,7 @@ class Model:
             DeviceFacts(
                 device.name, device.n_threads, weights.n_bytes[j], placement.simple_bytes(j), placement.shares[j], context.workspace_bytes(j)
             )
-            for j, device in enumerate(context.devices)
+            for j, device in enumerate(context.device)
         )
         return ModelPlan(
             model=self._file.path.name,
@@ -281,7 +281,7 @@ class Model:
 
     def memory(self) -> dict[str, int]:
         """Bytes in use on each device."""
-        return {device.name: device.allocated_bytes for device in self.context.devices}
+        return {device.name: device.allocated_bytes for device in self.context.device}
 
     # ---- life --------------------------------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        devices = ", ".join(device.name for device in self.context.devices)
+        devices = ", ".join(device.name for device in self.context.device)
         return f"<Model {self._file.path.name} ({self.config.architecture}) on {devices}>"
 
     # ---- checks ------------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ class DeviceFacts:
     workspace_bytes: dict[str, int]  # by kind of step: "decode", "batch", "prompt"; what exists so far
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelPlan:
     """The decisions for a loaded model. `cuts` has one line per group of tensors that are cut alike."""
 
@@ -44,5 +44,5 @@ class ModelPlan:
 
         return plan_html(self)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.table()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuDevice
+from numba_meta.devices.cpu import ALIGNMENT
+from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import F32
 from numba_meta.memory.placement import round_up
 from numba_meta.models.gguf import GGUFFile
@@ -47,27 +48,20 @@ def is_vector(leaf: Tensor) -> bool:
 
 
 def load_weights(
-    file: GGUFFile, leaves: Sequence[Tensor], plan: WeightPlan, devices: Sequence[CpuDevice], progress: Callable[[int, int], None] | None = None
-) -> list[CpuBuffer]:
-    """Fills one buffer per device; mapped pages are given back as soon as a tensor is packed. `progress(done, total)` in bytes."""
-    buffers: list[CpuBuffer] = []
-    try:
-        for device, n_bytes in zip(devices, plan.n_bytes, strict=True):
-            buffers.append(device.allocate(n_bytes, "weights"))
-        total = sum(file.tensor(leaf.name).n_bytes for leaf in leaves)
-        done = 0
-        for leaf in leaves:
-            for device, buffer in enumerate(buffers):
-                _load_piece(file, leaf, plan.states[leaf.name], device, buffer.data[plan.offsets[leaf.name][device] :])
-            file.release(leaf.name)
-            done += file.tensor(leaf.name).n_bytes
-            if progress:
-                progress(done, total)
-    except BaseException:
-        for buffer in buffers:
-            buffer.free()
-        raise
-    return buffers
+    file: GGUFFile, leaves: Sequence[Tensor], plan: WeightPlan, device: MetaDevice, progress: Callable[[int, int], None] | None = None
+) -> MetaBuffer:
+    """Fills a buffer on each device; mapped pages are given back as soon as a tensor is packed. `progress(done, total)` in bytes."""
+    buffer = device.allocate(plan.n_bytes, "weights")
+    total = sum(file.tensor(leaf.name).n_bytes for leaf in leaves)
+    done = 0
+    for leaf in leaves:
+        for j, piece in enumerate(buffer.pieces):
+            _load_piece(file, leaf, plan.states[leaf.name], j, piece.data[plan.offsets[leaf.name][j] :])
+        file.release(leaf.name)
+        done += file.tensor(leaf.name).n_bytes
+        if progress:
+            progress(done, total)
+    return buffer
 
 
 def _load_piece(file: GGUFFile, leaf: Tensor, state: SplitState, device: int, out: np.ndarray) -> None:

@@ -40,7 +40,7 @@ def plan_step(split: SplitGraph, n_threads: Sequence[int], exact: bool, alignmen
     """Localizes and lowers a graph for every device (`n_threads[j]` threads each) and lays out their workspaces."""
     graphs = [localize(split, device) for device in range(len(n_threads))]
     calls = [tuple(CpuLowering(graphs, device, exact, n).lower()) for device, n in enumerate(n_threads)]
-    lifetimes = [_lifetimes(graph, device_calls) for graph, device_calls in zip(graphs, calls, strict=True)]
+    lifetimes = [storage_lifetimes(graph, device_calls) for graph, device_calls in zip(graphs, calls, strict=True)]
     requests = [
         [Request(place.name, place.n_bytes, first, last) for place, (first, last) in lives.items()] for lives in lifetimes
     ]
@@ -56,7 +56,7 @@ def storage_of(place: Place | Offset) -> Place:
     return place.storage if isinstance(place, Tensor) else place
 
 
-def _lifetimes(graph: DeviceGraph, calls: Sequence[Call]) -> dict[Tensor | Scratch, tuple[int, int]]:
+def storage_lifetimes(graph: DeviceGraph, calls: Sequence[Call]) -> dict[Tensor | Scratch, tuple[int, int]]:
     """First and last call that uses each storage of the workspace.
 
     A summand or piece that other devices read stays until the meeting after the one where they read it: by then all have read it.

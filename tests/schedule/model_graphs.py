@@ -36,17 +36,18 @@ class ModelGraph:
         n_sequences: int = 2,
         n_cells: int = 12,
         weight_type: DType = Q4_0,
+        cache_type: DType = F16,
     ) -> None:
         self.shape = ModelShape(n_embd, n_layer, n_head, n_head_kv, head_dim, head_dim, n_ff, n_vocab)
         is_gemma = architecture == "gemma3"
         windows = tuple(4 if is_gemma and layer % 2 == 0 else 0 for layer in range(n_layer))
         rope = RopeConfig(head_dim, 1000.0)
         self.config = ModelConfig(architecture, self.shape, 64, 1e-5, rope, RopeConfig(head_dim, 100.0), windows, 2.0 if is_gemma else 1.0)
-        self.batch = BatchShape(n_rows, n_outputs, n_sequences, n_cells, n_cells, n_cells if is_gemma else 0, F16, F16)
+        self.batch = BatchShape(n_rows, n_outputs, n_sequences, n_cells, n_cells, n_cells if is_gemma else 0, cache_type, cache_type)
         self.tensors = self._tensors(is_gemma, weight_type)
         build: Callable[[GraphBuilder], Graph] = gemma3.build if is_gemma else llama.build
         self.graph = build(GraphBuilder(self.config, self.tensors, self.batch, None))
-        self.cuts: CutPlan = plan_cuts(architecture, self.shape, self.tensors, proportions, (F16, F16))
+        self.cuts: CutPlan = plan_cuts(architecture, self.shape, self.tensors, proportions, (cache_type, cache_type))
 
     def _tensors(self, is_gemma: bool, weight_type: DType) -> dict[str, TensorFacts]:
         s = self.shape

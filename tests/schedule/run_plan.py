@@ -19,10 +19,10 @@ _NUMPY = {F32: np.float32, F16: np.float16, I32: np.int32, I64: np.int64}
 ALIGNMENT = 64
 
 
-def stored(tensor: Tensor, value: Array) -> npt.NDArray[np.uint8]:
-    """A leaf's bytes as kernels expect them: matrices packed, all else as they are."""
+def stored(leaf: Tensor, tensor: Tensor, value: Array) -> npt.NDArray[np.uint8]:
+    """The bytes of a device's piece of a leaf as kernels expect them: matrices packed, all else as they are."""
     flat = np.ascontiguousarray(value.astype(_NUMPY[tensor.dtype]).reshape(-1, order="F"))
-    if tensor.role is not Role.WEIGHT or tensor.shape[1:] == (1, 1, 1):
+    if leaf.role is not Role.WEIGHT or leaf.shape[1:] == (1, 1, 1):
         return flat.view(np.uint8)
     k, n, *_ = tensor.shape
     packed = np.zeros(packed_bytes(tensor.dtype, n, k), np.uint8)
@@ -43,7 +43,9 @@ class PlanRun:
         self.n_threads = n_threads
         n_devices = len(plan.devices)
         simple = [device.graph.simple for device in plan.devices]
-        self.leaves = [{simple[j][leaf].name: self._aligned(stored(simple[j][leaf], values[j])) for leaf, values in pieces.items()} for j in range(n_devices)]
+        self.leaves = [
+            {leaf.name: self._aligned(stored(leaf, simple[j][leaf], held[j])) for leaf, held in pieces.items()} for j in range(n_devices)
+        ]
         # Not-a-numbers wherever a kernel has not written: 0xff.
         self.workspaces = [self._aligned(np.full(layout.n_bytes, 0xFF, np.uint8)) for layout in plan.workspace.layouts]
         inputs = [leaf for leaf in plan.split.graph.leaves if leaf.role is Role.INPUT]

@@ -9,7 +9,7 @@ import numpy as np
 
 from numba_meta.dtypes import DType
 from numba_meta.kernels.cpu.attention_io import n_vectors
-from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS, add_values, dot_keys, sum_lanes
+from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS, add_values, dot_keys, prefetch_row, sum_lanes
 from numba_meta.kernels.cpu.simd import (
     fma,
     load_i32,
@@ -147,14 +147,16 @@ def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
     """
     dot_1, dot_2, dot_3, dot_4 = (dot_keys(k_type, dim_k, n) for n in range(1, MAX_SHARED_HEADS + 1))
     add_1, add_2, add_3, add_4 = (add_values(v_type, dim_v, n) for n in range(1, MAX_SHARED_HEADS + 1))
+    fetch_key, fetch_value = prefetch_row(k_type.row_bytes(dim_k)), prefetch_row(v_type.row_bytes(dim_v))
     vectors = n_vectors(dim_v)
     record = 64 * vectors + 64
 
     @device_function
-    def score_block(n, q, q_head_stride, k, k_stride, table, begin, end, sums, scores, by):  # type: ignore[no-untyped-def]
-        """Scores of n heads for the slots begin..end, which lie in one block of 16."""
+    def score_block(n, q, q_head_stride, k, k_stride, table, begin, end, last, sums, scores, by):  # type: ignore[no-untyped-def]
+        """Scores of n heads for the slots begin..end, which lie in one block of 16; asks for the same heads of the next block."""
         for slot in range(begin, end):
             cell = load_i32(table + 4 * slot)
+            fetch_key(k + load_i32(table + 4 * min(slot + 16, last)) * k_stride)
             if cell >= 0:
                 key, place = k + cell * k_stride, sums + 64 * (slot % 16)
                 if n == 1:
@@ -183,7 +185,7 @@ def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
                 n = min(last_head - head, MAX_SHARED_HEADS)
                 score_block(
                     n, q + head * q_head_stride, q_head_stride, k + (kv - first_kv) * k_head_stride, k_stride, table,
-                    max(begin, 16 * block), min(end, 16 * block + 16), sums, scores + 1024 * (head - head_begin) + 64 * block, by,
+                    max(begin, 16 * block), min(end, 16 * block + 16), end - 1, sums, scores + 1024 * (head - head_begin) + 64 * block, by,
                 )  # fmt: skip
                 head += n
                 if head == last_head:
@@ -211,6 +213,8 @@ def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
                 last_head = min(head_end, (kv + 1) * group - first_head)
                 n = min(last_head - head, MAX_SHARED_HEADS)
                 values, own, out = v + (kv - first_kv) * v_head_stride, scores + 1024 * (head - head_begin), records + head * record
+                for slot in range(high, min(last, high + SLOTS_AT_ONCE)):
+                    fetch_value(values + load_i32(cells + 4 * slot) * v_stride)
                 if n == 1:
                     add_1(cells, slots, low, high, values, v_stride, own, 1024, out, record)
                 elif n == 2:

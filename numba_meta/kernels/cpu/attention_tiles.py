@@ -18,8 +18,8 @@ from numba.extending import intrinsic
 from numba_meta.dtypes import F32, DType
 from numba_meta.kernels.cpu import isa
 from numba_meta.kernels.cpu.attention_io import load_lanes_ir, n_vectors, offset_ir
-from numba_meta.kernels.cpu.simd import LANES, VF, pointer_ir, splat_ir
-from numba_meta.kernels.cpu.simd_math import I32, I64, fma_ir, lanes_ir
+from numba_meta.kernels.cpu.simd import LANES, VF, declare_ir, pointer_ir, splat_ir
+from numba_meta.kernels.cpu.simd_math import I8, I32, I64, fma_ir, lanes_ir
 
 MAX_SHARED_HEADS = 4  # query heads that share a load of K or V
 
@@ -47,6 +47,28 @@ def _strided(b: ir.IRBuilder, base: ir.Value, stride: ir.Value, n: int) -> list[
     for _ in range(n - 1):
         addresses.append(b.add(addresses[-1], stride))
     return addresses
+
+
+def _prefetch(b: ir.IRBuilder, address: ir.Value, n_bytes: int) -> None:
+    """IR: asks for the lines of n_bytes to be in the second-level cache soon. Any address is allowed."""
+    for line in range(0, n_bytes, 64):
+        pointer = pointer_ir(b, offset_ir(b, address, line), I8)
+        fetch = declare_ir(b, "llvm.prefetch.p0", ir.VoidType(), [pointer.type, I32, I32, I32])
+        b.call(fetch, [pointer, ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1)])
+
+
+@functools.cache
+def prefetch_row(n_bytes: int) -> Any:
+    """Intrinsic (address): asks for the lines of a row of n_bytes."""
+
+    def fetch(typingctx, address):  # type: ignore[no-untyped-def]
+        def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
+            _prefetch(b, a[0], n_bytes)
+            return c.get_dummy_value()
+
+        return types.void(types.int64), codegen
+
+    return intrinsic(fetch)
 
 
 Body = Callable[[ir.IRBuilder, ir.Value, list[ir.Value]], list[ir.Value]]

@@ -113,15 +113,20 @@ class Case:
 
 def make_case(
     k_type: DType, v_type: DType, dim_k: int, dim_v: int, positions: list[int], sequences: list[int] | None = None, *, n_kv: int = 2,
-    group: int = 3, window: int = 0, holes: float = 0.0,
+    group: int = 3, window: int = 0, holes: float = 0.0, filled: tuple[int, ...] = (),
 ) -> Case:  # fmt: skip
-    """Random queries and a cache whose cells lie in random order. Cells that no row attends to are NaN; so is what no sequence uses."""
+    """Random queries and a cache whose cells lie in random order. Cells that no row attends to are NaN; so is what no sequence uses.
+
+    holes: the part of the positions, `filled` ones aside, that have no cell.
+    """
     rng = np.random.default_rng()
     sequence_of = np.array(sequences or [0] * len(positions))
     n_sequences, length = int(sequence_of.max()) + 1, max(positions) + 40
     table = np.full((n_sequences, length), -1, np.int32)
     table[:] = rng.permutation(n_sequences * length + 9)[: n_sequences * length].reshape(table.shape)
-    table[rng.random(table.shape) < holes] = -1
+    empty = rng.random(table.shape) < holes
+    empty[:, list(filled)] = False
+    table[empty] = -1
     attended = np.zeros(table.shape, bool)
     for position, sequence in zip(positions, sequence_of, strict=True):
         attended[sequence, max(0, position - window + 1) if window else 0 : position + 1] = True

@@ -69,8 +69,7 @@ def test_cells_may_lie_anywhere() -> None:
 @pytest.mark.parametrize("holes", [0.0, 0.1])
 def test_what_a_neighbour_attends_to_is_not_touched(spoiled: str, holes: float) -> None:
     """NaN in the newest cell of a prompt reaches the last row alone; NaN in the oldest one, the rows whose window holds it."""
-    case = make_case(*SMALL, list(range(256, 300)), window=50, holes=holes)
-    case.table[0, [299, 207]] = [1, 2] if holes else case.table[0, [299, 207]]
+    case = make_case(*SMALL, list(range(256, 300)), window=50, holes=holes, filled=(207, 299))
     expected = case.by_rows()
     cache = getattr(case, spoiled).copy()
     cache[case.table[0, [299, 207]]] = 0xFF

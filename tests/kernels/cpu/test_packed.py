@@ -67,6 +67,14 @@ def test_threads_pack_the_same_bytes(dtype: DType) -> None:
     np.testing.assert_array_equal(out.read()[0], weights.tiles)
 
 
+def test_the_padding_of_a_last_tile_is_zero() -> None:
+    rng = np.random.default_rng()
+    blocks = make_weights(dtypes.Q4_0, 5, 64, rng).tiles.reshape(2, 32 + 256)
+    assert not blocks[:, :32].reshape(2, 16, 2)[:, 5:].any()
+    assert not blocks[:, 32:].reshape(2, 4, 16, 4)[:, :, 5:].any()
+    assert not make_weights(dtypes.BF16, 5, 64, rng).tiles.reshape(64, 16, 2)[:, 5:].any()
+
+
 def test_rows_outside_the_table_are_zero() -> None:
     weights = make_weights(dtypes.Q4_0, 20, 96, np.random.default_rng())
     rows = look_up(weights, np.array([99, 100, 119, 120, -1, 2**31 - 1, 107]), first=100, threads=2)
