@@ -6,7 +6,6 @@ an input of the same step. Operations that may work in place are one request in 
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +43,7 @@ def plan_layout(requests: Sequence[Request], alignment: int) -> Layout:
 
     Greedy best fit: in a fixed order, each request takes the smallest hole between its live neighbours that it fits in.
     Three orders are tried (large first, long-lived first, as the steps go) until one reaches the lower bound
-    `max_live_bytes`; the smallest layout wins. Time grows with the square of the number of requests.
+    `max_live_bytes`; the smallest layout wins. Time grows with the steps that requests live for and with what lives beside them.
     """
     if alignment < 1:
         raise PlacementError(f"a layout with alignment {alignment}: expected 1 or more")
@@ -85,23 +84,23 @@ _ORDERS: tuple[Callable[[Request], tuple[int, ...]], ...] = (
 def _place_in_order(requests: Sequence[Request], sizes: Sequence[int], order: Sequence[int]) -> Layout:
     """Best fit of each request, in `order`, among those placed before it; `sizes` are the aligned bytes."""
     offsets = [0] * len(requests)
-    placed: list[tuple[int, int, int, int]] = []  # (offset, stop, first use, last use), by offset
+    steps = {step: i for i, step in enumerate(sorted({step for r in requests for step in (r.first_use, r.last_use)}))}
+    live: list[list[tuple[int, int]]] = [[] for _ in steps]  # (offset, stop) of what is placed and lives at each step
     n_bytes = 0
     for i in order:
         size = sizes[i]
         if not size:
             continue
-        first, last = requests[i].first_use, requests[i].last_use
+        lived = live[steps[requests[i].first_use] : steps[requests[i].last_use] + 1]
         best_offset, best_hole = -1, 0
         end = 0
-        for start, stop, other_first, other_last in placed:
-            if other_first > last or first > other_last:
-                continue
+        for start, stop in sorted(set().union(*lived)):
             hole = start - end
             if hole >= size and (best_offset < 0 or hole < best_hole):
                 best_offset, best_hole = end, hole
             end = max(end, stop)
         offsets[i] = best_offset if best_offset >= 0 else end
-        insort(placed, (offsets[i], offsets[i] + size, first, last))
+        for at_step in lived:
+            at_step.append((offsets[i], offsets[i] + size))
         n_bytes = max(n_bytes, offsets[i] + size)
     return Layout(tuple(offsets), n_bytes)

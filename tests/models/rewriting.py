@@ -13,7 +13,9 @@ REMOVED = object()  # stands for a key or tensor that the copy lacks
 Typed = tuple[Any, gguf.GGUFValueType]
 
 
-def rewrite(source: Path, path: Path, metadata: Mapping[str, Typed | object] | None = None, tensors: Mapping[str, Any] | None = None) -> Path:
+def rewrite(
+    source: Path, path: Path, metadata: Mapping[str, Typed | object] | None = None, tensors: Mapping[str, Any] | None = None
+) -> Path:
     """Copies `source` to `path`. `metadata`: (value, type) or REMOVED by key; `tensors`: an array, (raw rows, type) or REMOVED by name."""
     reader = gguf.GGUFReader(source)
     metadata, tensors = dict(metadata or {}), dict(tensors or {})

@@ -12,7 +12,7 @@ from models.feeding import forced_logits
 
 @pytest.mark.parametrize("prompt", ("english", "code", "chat", "long"))
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_fed_the_exact_ids_it_chooses_the_same_where_the_margin_is_wide(name: str, prompt: str, open_model: OpenModel, references: Any) -> None:
+def test_fed_exact_ids_it_chooses_the_same_where_margins_are_wide(name: str, prompt: str, open_model: OpenModel, references: Any) -> None:
     reference = references(name)[prompt]
     exact = reference["exact"]
     rows = forced_logits(open_model(name, False), reference["ids"], exact["greedy_ids"][:-1])

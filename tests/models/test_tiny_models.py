@@ -80,7 +80,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma3-one-kv-head": {"architecture": "gemma3", "n_layer": 6, "n_head": 4, "n_head_kv": 1, "types": "q4_k"},
     "gemma3-untied": {"architecture": "gemma3", "n_layer": 6, "n_head": 4, "n_head_kv": 2, "tied": False, "types": "q5_0"},
 }
-SPLITS = ((2, None), (2, "70,30"), (2, "1,0"), (2, "0,1"), (3, None), (3, "5,0,2"), (4, None), (4, "1,2,3,4"), (6, None), (6, "0,1,0,3,1,0"))
+SPLITS = (
+    *((n, None) for n in (2, 3, 4, 6)),
+    *((2, text) for text in ("70,30", "1,0", "0,1")),
+    *((text.count(",") + 1, text) for text in ("5,0,2", "1,2,3,4", "0,1,0,3,1,0")),
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

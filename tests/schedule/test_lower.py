@@ -161,6 +161,16 @@ def test_elements_and_copies(cut: list[int] | None) -> None:
     run_small(build, states, 1 if cut is None else len(cut))
 
 
+@pytest.mark.parametrize("cut", [[2, 1], [0, 3], [1, 0, 2]], ids=str)
+def test_a_mirrored_part_joins_one_whose_cut_repeats(cut: list[int]) -> None:
+    def build(graph: Graph) -> None:
+        rows_of_both = concat.concat(graph, [leaf(graph, "x", 6, 5), leaf(graph, "mirrored", 6, 2)], 1, "both")
+        graph.output(matmul.matmul(graph, leaf(graph, "w", 6, 9, role=Role.WEIGHT), rows_of_both, "product"))
+
+    state = split(0, cut, repeat=2)
+    run_small(build, {"x": state, "w": state}, len(cut))
+
+
 def test_whole_rows() -> None:
     def build(graph: Graph) -> None:
         x = leaf(graph, "x", 37, 5)

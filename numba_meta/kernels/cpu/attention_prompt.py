@@ -221,7 +221,7 @@ def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
         iota = _iota_buffer()
         fill_iota(iota)
         kv_begin, kv_end = first_head // group, (first_head + n_head - 1) // group + 1
-        heads_shared = min(group, n_head, MAX_PAIRS)
+        heads_shared = max(1, min(group, n_head, MAX_PAIRS))
         n_block = max(1, min(MAX_PAIRS // heads_shared, rows * (kv_end - kv_begin) // (4 * n_threads)))
         n_blocks = (rows + n_block - 1) // n_block
         for item in range(n_blocks * (kv_end - kv_begin)):

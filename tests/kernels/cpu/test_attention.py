@@ -93,6 +93,11 @@ def test_heads_on_several_devices() -> None:
         assert every_path(cut).tobytes() == whole[:, first:end].tobytes()
 
 
+def test_a_device_without_heads_does_nothing() -> None:
+    case = make_case(*SMALL, [10, 300])
+    assert every_path(replace(case, q=case.q[:, :0], first_head=6)).size == 0
+
+
 def test_more_heads_over_one_kv_head_than_a_block_holds() -> None:
     case = make_case(*SMALL, [3, 270], n_kv=1, group=150)
     np.testing.assert_allclose(every_path(case), case.expected(), atol=3e-6)

@@ -1,0 +1,49 @@
+"""What each stream did and when: data, from the virtual clock or from a recording of a real step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+KINDS = ("compute", "copy", "wait", "meet")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One thing on one stream, in seconds from the timeline's begin.
+
+    `kind` is one of `KINDS`: compute, copy, wait (for an event or a link) or meet (wait for the other streams of a meeting).
+    """
+
+    stream: str
+    label: str
+    start: Fraction
+    stop: Fraction
+    kind: str
+    n_bytes: int = 0
+
+    @property
+    def seconds(self) -> Fraction:
+        """How long it took."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Streams in the order in which they are drawn, and their spans; those of one stream do not overlap and come in order."""
+
+    streams: tuple[str, ...]
+    spans: tuple[Span, ...]
+
+    @property
+    def stop(self) -> Fraction:
+        """The end of the last span, 0 without any."""
+        return max((span.stop for span in self.spans), default=Fraction())
+
+    def of(self, stream: str) -> tuple[Span, ...]:
+        """The spans of one stream."""
+        return tuple(span for span in self.spans if span.stream == stream)
+
+    def seconds(self, stream: str, kind: str) -> Fraction:
+        """How long a stream was at one kind of thing."""
+        return sum((span.seconds for span in self.of(stream) if span.kind == kind), Fraction())
