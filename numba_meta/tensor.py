@@ -25,7 +25,8 @@ class Role(Enum):
     NODE = "node"  # computed in a step, lives in the workspace
     WEIGHT = "weight"  # read from the model file, constant
     INPUT = "input"  # written by the host before each step
-    CACHE = "cache"  # persists from step to step, written by steps
+    CACHE = "cache"  # persists from step to step on the devices, written by steps
+    HOST = "host"  # the same in host memory: reaches the devices by deliveries
 
 
 @dataclass(frozen=True)

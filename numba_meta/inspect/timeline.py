@@ -11,8 +11,14 @@ from numba_meta.inspect.canvas import DEVICE_COLOURS, INK, LARGE, SMALL, Panel, 
 from numba_meta.schedule.timeline import Span, Timeline
 
 _MARGIN, _LANE, _GAP = 18.0, 30.0, 10.0
-_COLOURS = {"compute": DEVICE_COLOURS[0], "copy": DEVICE_COLOURS[4], "wait": "#EFEFEF", "meet": "#D5D5D5"}
-_MEANINGS = {"compute": "compute", "copy": "copy", "wait": "waits for an event or a link", "meet": "waits for the other devices"}
+_COLOURS = {"attention": "#00476F", "compute": DEVICE_COLOURS[5], "copy": DEVICE_COLOURS[4], "wait": "#EFEFEF", "meet": "#D5D5D5"}
+_MEANINGS = {
+    "attention": "attention",
+    "compute": "other compute",
+    "copy": "copy",
+    "wait": "waits for an event or a link",
+    "meet": "waits for the other devices",
+}
 _UNITS = ((1, "s"), (1_000, "ms"), (1_000_000, "µs"))
 
 
@@ -45,13 +51,13 @@ def draw_timeline(timeline: Timeline, title: str = "", width: float = 800.0) -> 
 
 
 def _draw_span(panel: Panel, span: Span, gid: str, y: float, scale: int) -> None:
-    is_busy = span.kind in ("compute", "copy")
-    ink = "white" if span.kind == "compute" else INK
+    is_busy = span.kind not in ("wait", "meet")
+    ink = "white" if span.kind == "attention" else INK
     label = span.label if is_busy else ""
     # Waits are thin: what matters is what fills the lane.
     inset = 0.0 if is_busy else _LANE / 3
     x, long = float(span.start * scale), float(span.seconds * scale)
-    panel.box(x, y + inset, long, _LANE - 2 * inset, _COLOURS[span.kind], gid=gid, label=_short(panel, label, long), ink=ink, line=0.4)
+    panel.box(x, y + inset, long, _LANE - 2 * inset, _COLOURS[span.kind], gid=gid, label=_short(panel, label, long), ink=ink, line=0.3)
 
 
 def _short(panel: Panel, label: str, long: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import math
 from dataclasses import dataclass
 
 from numba_meta.errors import ModelFileError
@@ -57,7 +58,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     """The configuration of a supported architecture. Raises `ModelFileError` for others, and for missing or impossible values."""
     architecture = file.architecture
     if architecture not in _READERS:
-        raise ModelFileError(f"{file.path.name}: the architecture {architecture} is not supported; supported are {', '.join(sorted(_READERS))}")
+        known = ", ".join(sorted(_READERS))
+        raise ModelFileError(f"{file.path.name}: the architecture {architecture[:60]!r} is not supported; supported are {known}")
     config = _READERS[architecture](file, architecture)
     _check(file, config)
     return config
@@ -75,9 +77,12 @@ def _shape(file: GGUFFile, prefix: str) -> ModelShape:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFileError(f"{file.path.name}: the tensor token_embd.weight [n_embd, n_vocab] is missing; the file is incomplete")
+    n_layer = number("block_count")
+    if n_layer > len(file.tensors):
+        raise ModelFileError(f"{file.path.name}: {prefix}.block_count is {n_layer}, but the file has {len(file.tensors)} tensors in all")
     return ModelShape(
         n_embd=n_embd,
-        n_layer=number("block_count"),
+        n_layer=n_layer,
         n_head=n_head,
         n_head_kv=number("attention.head_count_kv", n_head),
         head_dim_k=head_dim,
@@ -92,13 +97,20 @@ def _rope(file: GGUFFile, prefix: str, shape: ModelShape, default_base: float) -
     base = file.value(f"{prefix}.rope.freq_base", float, default_base)
     kind = file.value(f"{prefix}.rope.scaling.type", str, "none")
     if kind not in ("none", "linear"):
-        raise ModelFileError(f"{file.path.name}: rope scaling {kind} is not supported; supported are none and linear")
+        raise ModelFileError(f"{file.path.name}: rope scaling {kind[:60]!r} is not supported; supported are none and linear")
     factor = file.value(f"{prefix}.rope.scaling.factor", float, 1.0) if kind == "linear" else 1.0
-    if not (0 < n_dims <= shape.head_dim_k and n_dims % 2 == 0 and base > 0 and factor > 0):
+    config = RopeConfig(n_dims, base, 1.0 / factor if factor else math.inf)
+    _check_rope(file, config, shape)
+    return config
+
+
+def _check_rope(file: GGUFFile, rope: RopeConfig, shape: ModelShape) -> None:
+    even = 0 < rope.n_dims <= shape.head_dim_k and rope.n_dims % 2 == 0
+    if not (even and 0 < rope.base < math.inf and 0 < rope.scale < math.inf):
         raise ModelFileError(
-            f"{file.path.name}: rope over {n_dims} dims with base {base}, factor {factor}: expected an even number up to {shape.head_dim_k}, both positive"
+            f"{file.path.name}: rope over {rope.n_dims} dims, base {rope.base}, scale {rope.scale}; "
+            f"expected an even number up to {shape.head_dim_k}, and both positive"
         )
-    return RopeConfig(n_dims, base, 1.0 / factor)
 
 
 def _read_llama(file: GGUFFile, prefix: str) -> ModelConfig:
@@ -124,13 +136,15 @@ def _read_gemma3(file: GGUFFile, prefix: str) -> ModelConfig:
     if window < 1 or pattern < 1:
         raise ModelFileError(f"{file.path.name}: a sliding window of {window} cells in a pattern of {pattern} layers; expected positive numbers")
     rope = _rope(file, prefix, shape, 1000000.0)
+    rope_local = RopeConfig(rope.n_dims, local)
+    _check_rope(file, rope_local, shape)
     return ModelConfig(
         architecture=prefix,
         shape=shape,
         context_length=file.value(f"{prefix}.context_length", int),
         norm_epsilon=file.value(f"{prefix}.attention.layer_norm_rms_epsilon", float),
         rope=rope,
-        rope_local=RopeConfig(rope.n_dims, local),
+        rope_local=rope_local,
         windows=tuple(0 if layer % pattern == pattern - 1 else window for layer in range(shape.n_layer)),
         embedding_scale=math.sqrt(shape.n_embd),
     )

@@ -51,9 +51,18 @@ class Capacity:
 class Recording:
     """A step that is bound to memory: valid while its workspace has the generation that it was made for."""
 
-    def __init__(self, plan: StepPlan, step: CpuStep, inputs: dict[str, np.ndarray], logits: np.ndarray, workspace: Workspace[CpuBuffer]) -> None:
+    def __init__(
+        self,
+        plan: StepPlan,
+        binder: Binder,
+        step: CpuStep,
+        inputs: dict[str, np.ndarray],
+        logits: np.ndarray,
+        workspace: Workspace[CpuBuffer],
+    ) -> None:
         self.plan = plan
         self._step = step
+        self._binder = binder  # keeps the constants that the step reads
         self._inputs = inputs
         self._logits = logits
         self._workspace = workspace
@@ -220,13 +229,13 @@ class Context:
         bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
         block, host = self._input_block(plan)
         binder = Binder(plan, bases, block, self._persistent_address)
-        programs = [binder.record(i, self._meetings, sum(self.device.n_threads)) for i in range(len(self.device))]
+        step = binder.record(self._streams, {}, self._meetings)
         output = plan.devices[0].graph.graph.outputs[0]
         offset = binder.address(0, output) - bases[0]
         first = workspace.buffers[0]
         assert first is not None
         logits = first.data[offset : offset + output.n_bytes].view(np.float32).reshape(output.shape[1], output.shape[0])
-        return Recording(plan, CpuStep(self._streams, programs), host, logits, workspace)
+        return Recording(plan, binder, step, host, logits, workspace)
 
     def _workspace_for(self, plan: StepPlan) -> Workspace[CpuBuffer]:
         """Small steps keep memory of their own for good; large ones share one that may grow."""

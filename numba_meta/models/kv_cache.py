@@ -39,6 +39,28 @@ def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, u
     return CacheShape(parallel, n_positions, n_positions if unified else n_positions * parallel, window, n_window, unified)
 
 
+class _Pool:
+    """Free cells: those given back, last first, then the ones never used. A large context costs nothing until it is filled."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self._given_back: list[int] = []
+        self._next, self._stop = start, stop
+
+    @property
+    def n_free(self) -> int:
+        return len(self._given_back) + self._stop - self._next
+
+    def take(self, n: int) -> list[int]:
+        """At most `n_free` cells."""
+        n_old = min(n, len(self._given_back))
+        new = range(self._next, self._next + n - n_old)
+        self._next += len(new)
+        return [self._given_back.pop() for _ in range(n_old)] + list(new)
+
+    def give_back(self, cells: Sequence[int]) -> None:
+        self._given_back += cells
+
+
 class Cells:
     """Which cells each sequence holds. Positions of a sequence run from 0 without gaps."""
 
@@ -46,7 +68,7 @@ class Cells:
         self.shape = shape
         n_pools = 1 if shape.unified else shape.n_sequences
         per_pool = shape.n_cells // n_pools
-        self._free = [list(range((pool + 1) * per_pool - 1, pool * per_pool - 1, -1)) for pool in range(n_pools)]
+        self._pools = [_Pool(pool * per_pool, (pool + 1) * per_pool) for pool in range(n_pools)]
         self._held: list[list[int]] = [[] for _ in range(shape.n_sequences)]
 
     def length(self, sequence: int) -> int:
@@ -59,13 +81,13 @@ class Cells:
 
     def take(self, sequence: int, n_tokens: int) -> tuple[list[int], list[int]]:
         """Cells for the next tokens of a sequence: (cells, window cells). Raises `ContextFullError`; then nothing is taken."""
-        start, free = self.length(sequence), self._free[0 if self.shape.unified else sequence]
-        if start + n_tokens > self.shape.n_positions or n_tokens > len(free):
-            room = min(self.shape.n_positions - start, len(free))
+        start, pool = self.length(sequence), self._pool(sequence)
+        room = min(self.shape.n_positions - start, pool.n_free)
+        if n_tokens > room:
             raise ContextFullError(
                 f"{n_tokens} more tokens do not fit the context: {start} are in sequence {sequence}, room for {room} is left; use a larger --ctx-size"
             )
-        cells = [free.pop() for _ in range(n_tokens)]
+        cells = pool.take(n_tokens)
         self._held[sequence] += cells
         return cells, self._window_cells(sequence, start, n_tokens)
 
@@ -76,14 +98,17 @@ class Cells:
             raise UsageError(
                 f"sequence {sequence} cannot go back from {self.length(sequence)} to {n_tokens} tokens: its sliding window keeps {spare} more; clear it instead"
             )
-        held, free = self._held[sequence], self._free[0 if self.shape.unified else sequence]
-        while len(held) > n_tokens:
-            free.append(held.pop())
+        held = self._held[sequence]
+        self._pool(sequence).give_back(held[: n_tokens - 1 if n_tokens else None : -1])
+        del held[n_tokens:]
 
     def clear(self) -> None:
         """Forgets all sequences."""
         for sequence in range(self.shape.n_sequences):
             self.truncate(sequence, 0)
+
+    def _pool(self, sequence: int) -> _Pool:
+        return self._pools[0 if self.shape.unified else sequence]
 
     def _window_cells(self, sequence: int, start: int, n_tokens: int) -> list[int]:
         n = self.shape.n_window_cells

@@ -3,7 +3,7 @@
 In: tensors and parameters. Out: result tensors, split states, and on CPU devices a list of kernel calls.
 """
 
-from numba_meta.ops import attention, collective, concat, elementwise, layout, matmul, norm, rope, rows, unary  # noqa: F401  (they register)
+from numba_meta.ops import attention, collective, concat, elementwise, layout, matmul, norm, rope, rows, transport, unary  # noqa: F401
 from numba_meta.ops.base import NeedsGather, NeedsReduce, Operation, operation
 
 __all__ = ["NeedsGather", "NeedsReduce", "Operation", "operation"]

@@ -17,6 +17,7 @@ from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
     from numba_meta.kernels.cpu.kernel import CpuKernel
+    from numba_meta.schedule.lower_transport import Link
 
 
 @dataclass(eq=False)
@@ -54,21 +55,44 @@ Place = Tensor | Scratch | Constant | Peer | AddressList
 
 
 @dataclass(frozen=True)
-class Call:
-    """One kernel with its arguments. Places stand for their addresses. `meets`: all devices wait for each other here."""
+class EventName:
+    """A point in one stream of a device that another stream of it waits for; once a step."""
 
-    kernel: CpuKernel | None  # None: only a meeting
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel with its arguments. Places stand for their addresses. `meets`: all devices wait for each other here.
+
+    `records`, `waits`: nothing is computed, an event is recorded or waited for.
+    """
+
+    kernel: CpuKernel | None  # None: only a meeting or an event
     arguments: Mapping[str, Any] = field(default_factory=dict)
     reads: tuple[Place, ...] = ()
     writes: tuple[Place, ...] = ()
     meets: bool = False
+    records: EventName | None = None
+    waits: EventName | None = None
     node: str = ""
 
 
 class CpuLowering:
     """Collects the calls of one device. Operations use it from `lower_cpu`."""
 
-    def __init__(self, device_graphs: Sequence[DeviceGraph], device: int, exact: bool, n_threads: int) -> None:
+    def __init__(
+        self,
+        device_graphs: Sequence[DeviceGraph],
+        device: int,
+        exact: bool,
+        n_threads: int,
+        staged_layers: Sequence[int] = (),
+        n_slots: int = 0,
+        link: Link | None = None,
+    ) -> None:
+        from numba_meta.schedule.lower_transport import Link, TransportLowering
+
         self.exact = exact
         self.n_threads = n_threads
         self.device = device
@@ -80,6 +104,7 @@ class CpuLowering:
         self._constants: dict[str, Constant] = {}
         self._node = ""
         self._consumed = {source for node in self._own.graph.nodes for source in node.sources}
+        self.transport = TransportLowering(self, staged_layers, n_slots, link or Link())
 
     def lower(self) -> list[Call]:
         """Calls for the whole graph of this device, in order."""
@@ -178,6 +203,14 @@ class CpuLowering:
                     width=source.dtype.row_bytes(shape[0]),
                     height=shape[1],
                 )
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The tensor of the whole graph that this device's tensor is a piece of."""
+        return self._whole_of[tensor]
+
+    def is_mirrored(self, tensor: Tensor) -> bool:
+        """Whether all devices hold the whole of this tensor."""
+        return all(graph.simple[self._whole_of[tensor]].shape == self._whole_of[tensor].shape for graph in self._graphs)
 
     # ---- collectives -------------------------------------------------------------------------------------------------------------------
 

@@ -10,16 +10,22 @@ from numba_meta.memory.workspace import WorkspacePlan, plan_workspace
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.localize import DeviceGraph, localize
 from numba_meta.schedule.lower import Call, CpuLowering, Offset, Peer, Place, Scratch
+from numba_meta.schedule.lower_transport import Link
+from numba_meta.schedule.transport_plan import TransportPlan
 from numba_meta.tensor import Role, Tensor
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What one device does in a step. `places` are its storages in the workspace, in the order of the layout's offsets."""
+    """What one device does in a step. `places` are its storages in the workspace, in the order of the layout's offsets.
+
+    `transfer_calls` is the program of its transfer stream, empty on the ordered path.
+    """
 
     graph: DeviceGraph
     calls: tuple[Call, ...]
     places: tuple[Tensor | Scratch, ...]
+    transfer_calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class StepPlan:
     split: SplitGraph
     devices: tuple[DevicePlan, ...]
     workspace: WorkspacePlan
+    transport: TransportPlan | None = None  # None: nothing is delivered
 
     @property
     def n_collectives(self) -> int:
@@ -36,17 +43,31 @@ class StepPlan:
         return len(self.split.collectives)
 
 
-def plan_step(split: SplitGraph, n_threads: Sequence[int], exact: bool, alignment: int) -> StepPlan:
-    """Localizes and lowers a graph for every device (`n_threads[j]` threads each) and lays out their workspaces."""
+def plan_step(
+    split: SplitGraph,
+    n_threads: Sequence[int],
+    exact: bool,
+    alignment: int,
+    transport: TransportPlan | None = None,
+    links: Sequence[Link] = (),
+) -> StepPlan:
+    """Localizes and lowers a graph for every device (`n_threads[j]` threads each) and lays out their workspaces.
+
+    `transport` says which deliveries go through the ring; `links` how each device is reached (none: as fast as memory).
+    """
     graphs = [localize(split, device) for device in range(len(n_threads))]
-    calls = [tuple(CpuLowering(graphs, device, exact, n).lower()) for device, n in enumerate(n_threads)]
-    lifetimes = [storage_lifetimes(graph, device_calls) for graph, device_calls in zip(graphs, calls, strict=True)]
-    requests = [
-        [Request(place.name, place.n_bytes, first, last) for place, (first, last) in lives.items()] for lives in lifetimes
-    ]
-    workspace = plan_workspace(requests, [alignment] * len(graphs))
-    devices = tuple(DevicePlan(g, c, tuple(life)) for g, c, life in zip(graphs, calls, lifetimes, strict=True))
-    return StepPlan(split, devices, workspace)
+    staged = [delivery.layer for delivery in transport.staged] if transport else []
+    n_slots = transport.n_slots if transport else 0
+    plans = []
+    for graph, n in zip(graphs, n_threads, strict=True):
+        link = links[graph.device] if links else None
+        lowering = CpuLowering(graphs, graph.device, exact, n, staged, n_slots, link)
+        calls = tuple(lowering.lower())
+        lives = storage_lifetimes(graph, calls, staged)
+        requests = [Request(place.name, place.n_bytes, first, last) for place, (first, last) in lives.items()]
+        plans.append((DevicePlan(graph, calls, tuple(lives), tuple(lowering.transport.transfer_calls())), requests))
+    workspace = plan_workspace([requests for _, requests in plans], [alignment] * len(graphs))
+    return StepPlan(split, tuple(plan for plan, _ in plans), workspace, transport)
 
 
 def storage_of(place: Place | Offset) -> Place:
@@ -56,7 +77,7 @@ def storage_of(place: Place | Offset) -> Place:
     return place.storage if isinstance(place, Tensor) else place
 
 
-def storage_lifetimes(graph: DeviceGraph, calls: Sequence[Call]) -> dict[Tensor | Scratch, tuple[int, int]]:
+def storage_lifetimes(graph: DeviceGraph, calls: Sequence[Call], staged_layers: Sequence[int] = ()) -> dict[Tensor | Scratch, tuple[int, int]]:
     """First and last call that uses each storage of the workspace.
 
     A summand or piece that other devices read stays until the meeting after the one where they read it: by then all have read it.
@@ -66,6 +87,8 @@ def storage_lifetimes(graph: DeviceGraph, calls: Sequence[Call]) -> dict[Tensor 
 
     def use(place: Place, index: int) -> None:
         storage = storage_of(place)
+        if isinstance(storage, Tensor) and storage.op == "deliver" and storage.params["layer"] in staged_layers:
+            return  # it lies in the ring
         if isinstance(storage, Scratch) or (isinstance(storage, Tensor) and storage.role is Role.NODE):
             first, last = lives.get(storage, (index, index))
             lives[storage] = (min(first, index), max(last, index))

@@ -1,19 +1,25 @@
-"""Recording: a step plan becomes flat programs with addresses, one per device, that compiled threads walk."""
+"""Recording: a step plan becomes flat programs with addresses, one per stream, that compiled threads walk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from numba_meta.devices.cpu import CpuProgram
+from numba_meta.devices.cpu import CpuEvent, CpuStep, CpuStream
+from numba_meta.devices.cpu_record import CpuRecorder
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cpu import program
-from numba_meta.schedule.lower import AddressList, Constant, Offset, Peer, Place, Scratch
+from numba_meta.schedule.lower import AddressList, Call, Constant, EventName, Offset, Peer, Place, Scratch
 from numba_meta.schedule.plan import StepPlan
+from numba_meta.schedule.transport_plan import TransportPlan
+from numba_meta.schedule.transport_slots import Ring
 from numba_meta.tensor import Role, Tensor
+
+_INPUTS_THERE = EventName("inputs")  # of a device: its copy of the inputs has come
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,16 @@ class InputBlock:
 class Binder:
     """Finds the address of every place of a plan.
 
-    `persistent(device, tensor)` gives the address of weights and caches.
+    `persistent(device, tensor)` gives the address of weights and caches; `rings` where each device's ring begins, if it has one.
     """
 
     def __init__(
-        self, plan: StepPlan, workspaces: tuple[int, ...], inputs: InputBlock, persistent: Callable[[int, Tensor], int]
+        self,
+        plan: StepPlan,
+        workspaces: Sequence[int],
+        inputs: InputBlock,
+        persistent: Callable[[int, Tensor], int],
+        rings: Sequence[int] = (),
     ) -> None:
         self._plan = plan
         self._inputs = inputs
@@ -41,7 +52,19 @@ class Binder:
         self._offsets: list[dict[Tensor | Scratch, int]] = []
         for device, layout, base in zip(plan.devices, plan.workspace.layouts, workspaces, strict=True):
             self._offsets.append({place: base + offset for place, offset in zip(device.places, layout.offsets, strict=True)})
+        if plan.transport and plan.transport.ring:
+            self._place_windows(plan.transport, plan.transport.ring, rings)
         self._keep: list[np.ndarray] = []
+
+    def _place_windows(self, transport: TransportPlan, ring: Ring, rings: Sequence[int]) -> None:
+        """Windows of staged layers lie in their slots: one after the other, from the first again after the last."""
+        slots = {delivery.layer: (index % ring.n_slots, ring.bind(delivery)) for index, delivery in enumerate(transport.staged)}
+        for j, device in enumerate(self._plan.devices):
+            for node in device.graph.graph.nodes:
+                if node.op == "deliver" and node.params["layer"] in slots:
+                    slot, bindings = slots[node.params["layer"]]
+                    within = bindings["kv".index(node.params["part"])].offsets[j]
+                    self._offsets[j][node] = rings[j] + ring.slot_offset(slot, j) + within
 
     def address(self, device: int, place: Any) -> int:
         """The address of a place as a device sees it; numbers stand for themselves."""
@@ -74,24 +97,57 @@ class Binder:
         self._keep.append(data)
         return int(data.ctypes.data)
 
-    def record(self, device: int, meet_counter: np.ndarray, n_threads_total: int) -> CpuProgram:
-        """The program of one device, its barriers placed where calls touch the same bytes."""
-        calls: list[tuple[int, int, int]] = []
-        hazards = _Hazards()
-        kernel_address, block, reads, writes = self._copy_inputs(device)
-        hazards.needs_barrier(reads, writes)
-        calls.append((kernel_address, self._constant(block), 0))
-        for call in self._plan.devices[device].calls:
-            if call.kernel is None:
-                block = program.meet.pack(counter=meet_counter.ctypes.data, total=n_threads_total)
-                calls.append((program.meet.address, self._constant(block), 0))
-                hazards.clear()
+    def record(self, streams: Sequence[CpuStream], transfer_streams: Mapping[int, CpuStream], meet_counter: np.ndarray) -> CpuStep:
+        """The step of all devices: `streams[j]` computes on device j, `transfer_streams[j]` copies to it where it has a ring."""
+        total = sum(stream.n_threads for stream in streams)
+        recorders = []
+        for device, stream in enumerate(streams):
+            compute = CpuRecorder(stream)
+            recorders.append(compute)
+            self._copy_inputs(device, compute)
+            if device not in transfer_streams:
+                self._record_together(device, [(compute, deque(self._plan.devices[device].calls))], meet_counter, total)
                 continue
+            transfer = CpuRecorder(transfer_streams[device])
+            recorders.append(transfer)
+            inputs = deque([Call(None, records=_INPUTS_THERE)])
+            both = [
+                (compute, inputs + deque(self._plan.devices[device].calls)),
+                (transfer, deque([Call(None, waits=_INPUTS_THERE), *self._plan.devices[device].transfer_calls])),
+            ]
+            self._record_together(device, both, meet_counter, total)
+        return CpuStep([recorder.stream for recorder in recorders], [recorder.program() for recorder in recorders])
+
+    def _record_together(self, device: int, streams: list[tuple[CpuRecorder, deque[Call]]], meet_counter: np.ndarray, total: int) -> None:
+        """Records the streams of a device in an order in which they could run: a wait comes after what it waits for."""
+        events: dict[EventName, CpuEvent] = {}
+        hazards = [_Hazards() for _ in streams]
+        moved = True
+        while moved:
+            moved = False
+            for (recorder, calls), touched in zip(streams, hazards, strict=True):
+                while calls and (calls[0].waits is None or calls[0].waits in events):
+                    self._record_call(device, recorder, calls.popleft(), touched, events, meet_counter, total)
+                    moved = True
+        for recorder, calls in streams:
+            if calls:
+                raise PlacementError(f"{recorder.stream.name} waits for {calls[0].waits}, which nothing records before it")
+
+    def _record_call(
+        self, device: int, recorder: CpuRecorder, call: Call, touched: _Hazards, events: dict[EventName, CpuEvent], meet_counter: np.ndarray, total: int
+    ) -> None:
+        if call.kernel is not None:
             values = {name: self._value(device, value) for name, value in call.arguments.items()}
-            barrier = hazards.needs_barrier(self._ranges(device, call.reads), self._ranges(device, call.writes))
-            calls.append((call.kernel.address, self._constant(call.kernel.pack(**values)), int(barrier)))
-        keep = (tuple(self._keep), meet_counter)
-        return CpuProgram(np.array(calls, np.int64).reshape(-1, program.CALL_WORDS), keep)
+            barrier = touched.needs_barrier(self._ranges(device, call.reads), self._ranges(device, call.writes))
+            recorder.call(call.kernel, barrier=barrier, **values)
+            return
+        if call.records is not None:
+            recorder.record(events.setdefault(call.records, CpuEvent(call.records.name)))
+        elif call.waits is not None:
+            recorder.wait(events[call.waits])
+        else:
+            recorder.call(program.meet, barrier=False, counter=meet_counter, total=total)
+        touched.clear()  # all of these have a barrier before them, or before the call that follows
 
     def _value(self, device: int, value: Any) -> Any:
         return value if isinstance(value, (int, float)) else self.address(device, value)
@@ -106,12 +162,12 @@ class Binder:
                 ranges.append((start, start + place.n_bytes))
         return ranges
 
-    def _copy_inputs(self, device: int) -> tuple[int, np.ndarray, list[tuple[int, int]], list[tuple[int, int]]]:
+    def _copy_inputs(self, device: int, recorder: CpuRecorder) -> None:
         from numba_meta.kernels.cpu.copy import copy_2d
 
         source, destination, n = self._inputs.host_address, self._inputs.device_addresses[device], self._inputs.n_bytes
-        block = copy_2d.pack(source=source, source_pitch=n, destination=destination, destination_pitch=n, width=n, height=1)
-        return copy_2d.address, block, [(source, source + n)], [(destination, destination + n)]
+        values = {"source": source, "source_pitch": n, "destination": destination, "destination_pitch": n, "width": n, "height": 1}
+        recorder.call(copy_2d, barrier=False, **values)
 
 
 class _Hazards:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-KINDS = ("compute", "copy", "wait", "meet")
+KINDS = ("attention", "compute", "copy", "wait", "meet")
 
 
 @dataclass(frozen=True)
 class Span:
     """One thing on one stream, in seconds from the timeline's begin.
 
-    `kind` is one of `KINDS`: compute, copy, wait (for an event or a link) or meet (wait for the other streams of a meeting).
+    `kind` is one of `KINDS`: attention (what reads a window), other compute, copy, wait (for an event or a link), meet (for other devices).
     """
 
     stream: str
@@ -44,6 +44,6 @@ class Timeline:
         """The spans of one stream."""
         return tuple(span for span in self.spans if span.stream == stream)
 
-    def seconds(self, stream: str, kind: str) -> Fraction:
-        """How long a stream was at one kind of thing."""
-        return sum((span.seconds for span in self.of(stream) if span.kind == kind), Fraction())
+    def seconds(self, stream: str, *kinds: str) -> Fraction:
+        """How long a stream was at things of these kinds."""
+        return sum((span.seconds for span in self.of(stream) if span.kind in kinds), Fraction())

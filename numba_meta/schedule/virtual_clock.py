@@ -35,10 +35,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Work:
-    """Computes for a while."""
+    """Computes for a while. `kind`: attention, for what reads a delivery, or compute."""
 
     label: str
     seconds: Seconds
+    kind: str = "compute"
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ class _Clock:
 
     def _step(self, stream: str, item: Item) -> None:
         match item:
-            case Work(label, seconds):
-                self._go_on(stream, label, "compute", self.now[stream] + Fraction(seconds))
+            case Work(label, seconds, kind):
+                self._go_on(stream, label, kind, self.now[stream] + Fraction(seconds))
             case Copy():
                 self._copy(stream, item)
             case Record(event):
@@ -220,13 +221,13 @@ def _transfer_stream(step: DeviceStep, n_slots: int) -> list[Item]:
 def _compute_stream(step: DeviceStep, n_devices: int, is_ordered: bool) -> list[Item]:
     program = _segments("before", step.before, n_devices)
     for layer, n_bytes in enumerate(step.copy_bytes):
-        attention, segments = Fraction(step.attention[layer]), step.segments[layer]
+        seconds, segments = Fraction(step.attention[layer]), step.segments[layer]
+        attention = Work(f"attention {layer}", seconds, "attention")
         if is_ordered:
-            program += [Copy(f"KV {layer}", n_bytes, step.link), Work(f"attention {layer}", attention)]
+            program += [Copy(f"KV {layer}", n_bytes, step.link), attention]
         else:
-            ready, release = (f"{step.name} {what} {layer}" for what in ("ready", "release"))
-            program += [Wait(ready), Work(f"attention {layer}", attention), Record(release)]
-        program += _segments(f"layer {layer}", (Fraction(segments[0]) - attention, *segments[1:]), n_devices)
+            program += [Wait(f"{step.name} ready {layer}"), attention, Record(f"{step.name} release {layer}")]
+        program += _segments(f"layer {layer}", (Fraction(segments[0]) - seconds, *segments[1:]), n_devices)
     return program + _segments("after", step.after, n_devices)
 
 

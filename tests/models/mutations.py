@@ -103,7 +103,7 @@ def outcome(path: Path) -> str:
     from numba_meta.errors import NumbaMetaError
 
     try:
-        with nm.load(path, devices="cpu:0,cpu:0", tensor_split="2,1", ctx_size=64, parallel=2) as model:
+        with nm.load(path, devices="cpu:0,cpu:0", tensor_split="2,1", parallel=2) as model:
             ids = model.generate_ids([5, 7, 9], 3, ignore_eos=True)
             model.detokenize(ids)
             model.tokenize("the sea")

@@ -124,7 +124,7 @@ def test_bits_on_two_devices_and_in_every_cache_type(architecture: str, cache_ty
     """Small models of six layers, windows of 16 tokens, over uneven devices: batches, cells and chunks at once."""
     path = write_model(tmp_path / "tiny.gguf", architecture, n_layer=6, n_head=4, n_head_kv=2, types="q4_k")
     rng = np.random.default_rng(7)
-    texts = [[int(i) for i in rng.integers(0, 397, n)] for n in (300, 20, 41, 5)]
+    texts = [[int(i) for i in rng.integers(0, 397, n)] for n in (300, 20, 41, 9)]
     options = {"cache_type_k": cache_type, "cache_type_v": cache_type, "exact": exact, "ctx_size": 512, "parallel": 4}
     with nm.load(path, devices="cpu:0,cpu:0", tensor_split="70,30", **options) as model:
         alone = target_row(model, texts, 1, 0, 0, False)

@@ -14,6 +14,7 @@ from numba_meta.schedule.bound import (
     DeviceLoad,
     MeetingTimes,
     ordered_seconds,
+    predict_step,
     ring_bytes_at_peak,
     step_bound,
     step_bound_devices,
@@ -139,6 +140,26 @@ def test_two_devices_by_hand() -> None:
 def test_steps_that_cannot_be(copy: Sequence[int], compute: Sequence[int], attention: Sequence[int]) -> None:
     with pytest.raises(UsageError, match="expected"):
         step_bound(copy, compute, attention)
+
+
+@given(st.integers(1, 3).flatmap(lambda n: loads(n)), st.integers(1, 4))
+def test_prediction(devices: list[DeviceLoad], depth: int) -> None:
+    told = predict_step(devices, depth)
+    assert told.ordered == step_bound_devices(devices, 0).step
+    assert told.pipelined == step_bound_devices(devices, depth).step
+    assert max(told.copy, told.compute) <= told.pipelined <= told.ordered
+    # Devices that meet need not be slowest at the same places: each at all meetings is more than the slowest alone.
+    assert told.ordered <= sum(load.copy_seconds for load in devices) + told.compute
+    assert told.compute >= max(load.compute_seconds for load in devices)
+    assert told.gain >= 0
+
+
+def test_gain_peaks_where_copy_is_compute() -> None:
+    # The published curve's shape: a context that grows, layers of 2 ms each.
+    gains = [predict_step([DeviceLoad((ms,) * 16, (1,) * 16, ((2,),) * 16)]).gain for ms in (Fraction(1, 2), 1, 2, 4, 8)]
+    assert gains.index(max(gains)) == 2
+    assert gains[:3] == sorted(gains[:3]) and gains[2:] == sorted(gains[2:], reverse=True)
+    assert gains[2] == 64 / 34 - 1  # the first copy shows
 
 
 def test_devices_that_do_not_meet() -> None:

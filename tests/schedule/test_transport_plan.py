@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule.transport_cases import GIB, KIB, MIB, assert_apart, delivery, devices, mirrored, models
 
 from numba_meta.errors import PlacementError, UsageError
-from numba_meta.memory.placement import WHOLE_SHARE, round_up
+from numba_meta.memory.placement import WHOLE_SHARE
 from numba_meta.schedule.transport_plan import MAX_DEPTH, Change, DeviceFacts, TransportOptions, TransportPlan, plan_transport, why_ordered
 from numba_meta.schedule.transport_slots import (
     Delivery,
@@ -17,62 +18,14 @@ from numba_meta.schedule.transport_slots import (
     Ring,
     bucket_cells,
     choose_ring_shares,
-    full_slot_entries,
-    largest_slot,
-    slot_entries,
     slot_need,
-    stable_prefix,
-    window_cells,
 )
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 NO_HEADROOM = TransportOptions(headroom_mib=0)
-
-
-def delivery(cell_bytes: int, parts: tuple[int, ...], n_cells: int, n_full: int = 0, layer: int = 0, **how: object) -> Delivery:
-    """K and V of the same size; device j holds `parts[j]` of `sum(parts)` of every cell."""
-    pieces = tuple(cell_bytes * part // sum(parts) for part in parts)
-    fields = {"layer": layer, "name": f"layer.{layer}", "consumer": layer, "n_cells_now": n_cells, "n_cells_full": n_full or n_cells}
-    return Delivery(k_cell_bytes=cell_bytes, v_cell_bytes=cell_bytes, k_piece_bytes=pieces, v_piece_bytes=pieces, **{**fields, **how})
-
-
-def mirrored(cell_bytes: int, n_devices: int, n_cells: int) -> Delivery:
-    pieces = (cell_bytes,) * n_devices
-    return Delivery(9, "mirrored", 9, cell_bytes, cell_bytes, pieces, pieces, n_cells, n_cells)
-
-
-def devices(n: int, free_bytes: int | None = None) -> list[DeviceFacts]:
-    return [DeviceFacts(f"cpu:{index}", free_bytes) for index in range(n)]
 
 
 def kib(n_bytes: int) -> int:
     return -(-n_bytes // KIB)
-
-
-# ---- windows ---------------------------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 10**6))
-def test_buckets_are_linear(n_cells: int) -> None:
-    assert bucket_cells(n_cells) % 256 == 0
-    assert n_cells <= bucket_cells(n_cells) < n_cells + 256
-
-
-def test_windows() -> None:
-    assert bucket_cells(4097) == 4352  # a power of two would be 8192
-    assert (window_cells(512, 64), window_cells(512, 256), window_cells(1024, 512)) == (768, 768, 1536)
-
-
-def test_stable_prefix_ends_at_the_lowest_written_cell() -> None:
-    # Appended; into a hole of a unified cache; nothing; everything; past the window.
-    assert stable_prefix([[100], [700, 3, 701], [], range(0, 64), [512]], 512) == (100, 3, 512, 0, 512)
-
-
-@given(st.lists(st.sets(st.integers(0, 600)), max_size=4), st.integers(0, 512))
-def test_stable_prefix_holds_no_written_cell_and_could_not_be_longer(written: list[set[int]], n_cells: int) -> None:
-    for cells, prefix in zip(written, stable_prefix(written, n_cells), strict=True):
-        assert not cells & set(range(prefix))
-        assert prefix == n_cells or prefix in cells
 
 
 # ---- the design's vectors --------------------------------------------------------------------------------------------------------------
@@ -225,15 +178,6 @@ def test_nothing_to_deliver() -> None:
     assert plan.path == "ordered" and "no layer" in plan.reason
 
 
-@pytest.mark.parametrize(
-    "how",
-    [{"n_cells": 100, "n_full": 200}, {"n_cells": 512, "n_full": 256}, {"n_cells": 256, "n_streams": 3, "n_streams_full": 2}],
-)
-def test_a_delivery_that_cannot_be(how: dict[str, int]) -> None:
-    with pytest.raises(PlacementError, match="layer.0.*expected"):
-        delivery(64, (1,), **how)
-
-
 def test_deliveries_to_other_devices() -> None:
     with pytest.raises(PlacementError, match="layer.0 is delivered to 2 devices: expected 3"):
         plan_transport(LAYERS, devices(3), 128)
@@ -317,44 +261,6 @@ def test_a_larger_share_grows_the_ring_and_no_share_is_lost() -> None:
 # ---- by property -----------------------------------------------------------------------------------------------------------------------
 
 
-@st.composite
-def models(draw: st.DrawFn) -> tuple[int, int, list[Delivery]]:
-    """A number of devices, an alignment, and layers cut by heads at random, mirrored or on few devices, some with a sliding window."""
-    n_devices = draw(st.integers(1, 4))
-    alignment = draw(st.sampled_from([1, 16, 64, 128, 384, 512, 4096]))
-    n_full = draw(st.one_of(st.integers(1, 40).map(lambda n: 256 * n), st.integers(1, 9000)))
-    n_streams_full = draw(st.integers(1, 4))
-    n_streams = draw(st.integers(1, n_streams_full))
-    layers = []
-    for layer in range(draw(st.integers(1, 4))):
-        heads = tuple(draw(st.lists(st.integers(0, 3), min_size=n_devices, max_size=n_devices)))
-        k_head, v_head = draw(st.integers(1, 300)), draw(st.integers(1, 300))
-        is_mirrored = draw(st.booleans()) and draw(st.booleans())
-        n_heads = max(1, max(heads) if is_mirrored else sum(heads))
-        held = (n_heads,) * n_devices if is_mirrored else heads
-        full = min(n_full, draw(st.sampled_from([256, 768, n_full])))
-        now = min(full, bucket_cells(draw(st.integers(1, full))))
-        pieces = [tuple(head * n for n in held) for head in (k_head, v_head)]
-        layers.append(
-            Delivery(layer, f"layer.{layer}", layer, k_head * n_heads, v_head * n_heads, *pieces, now, full, n_streams, n_streams_full)
-        )
-    return n_devices, alignment, layers
-
-
-def assert_apart(ring: Ring, one: Delivery) -> None:
-    """A brute-force check of what `bind` says: streams of K and V on each device, as intervals within the slot."""
-    bindings = ring.bind(one)
-    for device in range(one.n_devices):
-        spans = []
-        for binding, cell_bytes in zip(bindings, (one.k_piece_bytes[device], one.v_piece_bytes[device]), strict=True):
-            pitch = round_up(cell_bytes * one.n_cells_now, ring.alignment)
-            start = binding.offsets[device]
-            spans += [(start + s * pitch, start + s * pitch + cell_bytes * one.n_cells_now) for s in range(one.n_streams) if cell_bytes]
-        assert all(start % ring.alignment == 0 for start, _ in spans)
-        assert all(stop <= start for (_, stop), (start, _) in zip(spans, spans[1:], strict=False))
-        assert all(stop <= ring.placement.simple_bytes(device) for _, stop in spans)
-
-
 @given(models(), st.booleans(), st.integers(1, 8), st.data())
 def test_every_window_fits_its_slot(model: tuple[int, int, list[Delivery]], by_share: bool, depth: int, data: st.DataObject) -> None:
     n_devices, alignment, layers = model
@@ -410,31 +316,3 @@ def test_a_ring_never_shrinks_while_memory_stays(model: tuple[int, int, list[Del
         for one in now:
             assert_apart(plan.ring, one)
         ring, size = plan.ring, plan.slot_bytes
-
-
-@given(models())
-def test_shares_do_not_depend_on_the_graph(model: tuple[int, int, list[Delivery]]) -> None:
-    n_devices, alignment, layers = model
-    now = choose_ring_shares(layers, n_devices, alignment)
-    assert now == choose_ring_shares([replace(one, n_cells_now=one.n_cells_full, n_streams=1) for one in layers], n_devices, alignment)
-
-
-@given(
-    st.integers(1, 6),
-    st.lists(st.integers(1, WHOLE_SHARE), min_size=1, max_size=4),
-    st.integers(0, 10**7),
-    st.sampled_from([1, 64, 384, 512]),
-)
-def test_largest_slot_is_within_its_caps_and_the_next_one_is_not(n_slots: int, shares: list[int], cap: int, alignment: int) -> None:
-    n_bytes = largest_slot(n_slots, shares, [cap] * len(shares), alignment)
-    assert n_bytes is not None and n_bytes % alignment == 0
-    assert max(Ring(n_slots, n_bytes, tuple(shares), alignment).ring_bytes) <= cap
-    assert max(Ring(n_slots, n_bytes + alignment, tuple(shares), alignment).ring_bytes) > cap
-
-
-def test_streams_lie_packed_and_padded_in_a_slot() -> None:
-    one = Delivery(0, "layer.0", 0, 34, 68, (34, 0), (34, 34), 100, 100, n_streams=2, n_streams_full=3)
-    (k, k_at), (v, v_at) = slot_entries(one, 128)
-    assert (k.n_bytes, k.piece_bytes, k_at) == (2 * 3456, (2 * 3456, 0), 0)  # 3,400 bytes a stream
-    assert (v.n_bytes, v.piece_bytes, v_at) == (2 * 6912, (2 * 3456, 2 * 3456), 2 * 3456)  # 6,800 and 3,400
-    assert full_slot_entries(one, 128)[0][0].n_bytes == 3 * 3456

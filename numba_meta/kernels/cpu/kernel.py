@@ -127,7 +127,7 @@ def _kind(kernel: str, parameter: inspect.Parameter) -> type:
 
 def _make_entry(function: Callable[..., None], kinds: list[type]) -> Callable[[int, int, int], None]:
     """The function that unpacks the argument block. Its source is made here, since Numba needs the arguments spelled out."""
-    inner = njit(nogil=True, error_model="numpy")(function)
+    inner = njit(nogil=True, error_model="numpy", inline="always")(function)
     loads = [f"{'load_f32' if kind is Float else 'load_i64'}(arguments + {8 * i})" for i, kind in enumerate(kinds)]
     source = f"def entry(arguments, thread, n_threads):\n    inner({', '.join(['thread', 'n_threads', *loads])})\n"
     scope: dict[str, Any] = {"__name__": __name__, "inner": inner, "load_f32": load_f32, "load_i64": load_i64}
