@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
+from dataclasses import dataclass, field
 
 from numba_meta.dtypes import F32, I32, I64, DType
 from numba_meta.errors import ModelFileError
 from numba_meta.graph import Graph
 from numba_meta.models.config import ModelConfig, RopeConfig
-from numba_meta.ops import attention, elementwise, layout, matmul, norm, rope, rows
+from numba_meta.ops import attention, elementwise, layout, matmul, norm, rope, rows, transport
 from numba_meta.split.rules import TensorFacts
 from numba_meta.tensor import Role, Rows, Tensor, format_shape, pad_shape
 
@@ -27,6 +26,28 @@ class BatchShape:
     n_window_cells: int  # of layers with a sliding window; 0 without such layers
     cache_type_k: DType
     cache_type_v: DType
+    n_device_layers: int | None = None  # the first layers, whose cache lies on the devices; None: all
+    windows: Mapping[bool, transport.WindowShape] = field(default_factory=dict)  # of the other layers' deliveries; by "has a sliding window"
+
+
+@dataclass(frozen=True)
+class _Resident:
+    """A cache on the devices: where rows are stored, and the cell of each position. Shared by all layers of a kind."""
+
+    cells: Tensor
+    table: Tensor
+
+
+@dataclass(frozen=True)
+class _Delivered:
+    """A cache in host memory: which streams and how many cells of each are delivered; where rows lie in the window and in the host."""
+
+    streams: Tensor
+    n_streams: Tensor
+    n_cells: Tensor
+    slot_cells: Tensor
+    cells: Tensor
+    table: Tensor
 
 
 class GraphBuilder:
@@ -43,20 +64,48 @@ class GraphBuilder:
         leaf = self.graph.leaf
         n_tokens = leaf("n_tokens", I64, [1], Role.INPUT)
         n_outputs = leaf("n_outputs", I64, [1], Role.INPUT)
-        token_rows, output_rows = Rows(n_tokens, 0), Rows(n_outputs, 0)
-        self.tokens = leaf("tokens", I32, [batch.n_rows], Role.INPUT, token_rows)
-        self.positions = leaf("positions", I32, [batch.n_rows], Role.INPUT, token_rows)
-        self.sequences = leaf("sequences", I32, [batch.n_rows], Role.INPUT, token_rows)
+        self._token_rows, output_rows = Rows(n_tokens, 0), Rows(n_outputs, 0)
+        self.tokens = self._per_token("tokens")
+        self.positions = self._per_token("positions")
+        self.sequences = self._per_token("sequences")
         self.output_rows = leaf("output_rows", I32, [batch.n_outputs], Role.INPUT, output_rows)
-        self._cells = {False: leaf("cells", I32, [batch.n_rows], Role.INPUT, token_rows)}
-        self._tables = {False: self._cell_table("cell_table", self._cells[False])}
-        if batch.n_window_cells:
-            self._cells[True] = leaf("window_cells", I32, [batch.n_rows], Role.INPUT, token_rows)
-            self._tables[True] = self._cell_table("window_cell_table", self._cells[True])
+        self._cells: dict[bool, Tensor] = {}
+        self._resident: dict[bool, _Resident] = {}
+        self._delivered: dict[bool, _Delivered] = {}
+
+    def _per_token(self, name: str) -> Tensor:
+        return self.graph.leaf(name, I32, [self.batch.n_rows], Role.INPUT, self._token_rows)
+
+    # ---- caches: inputs of a kind of layers are made when the first of them is built; `local` means with a sliding window --------------
+
+    def _cells_of(self, local: bool) -> Tensor:
+        if local not in self._cells:
+            self._cells[local] = self._per_token("window_cells" if local else "cells")
+        return self._cells[local]
 
     def _cell_table(self, name: str, cells: Tensor) -> Tensor:
         table = self.graph.leaf(name, I32, [self.batch.n_positions, self.batch.n_sequences], Role.CACHE)
         return rows.store_cells(self.graph, table, self.sequences, self.positions, cells, f"{name}.stored")
+
+    def _resident_of(self, local: bool) -> _Resident:
+        if local not in self._resident:
+            cells = self._cells_of(local)
+            self._resident[local] = _Resident(cells, self._cell_table("window_cell_table" if local else "cell_table", cells))
+        return self._resident[local]
+
+    def _delivered_of(self, local: bool) -> _Delivered:
+        if local not in self._delivered:
+            prefix, leaf = "window_" if local else "", self.graph.leaf
+            slot_cells = self._per_token(f"{prefix}slot_cells")
+            self._delivered[local] = _Delivered(
+                streams=leaf(f"{prefix}streams", I32, [self.batch.windows[local].n_streams], Role.INPUT),
+                n_streams=leaf(f"{prefix}n_streams", I64, [1], Role.INPUT),
+                n_cells=leaf(f"{prefix}n_cells", I64, [1], Role.INPUT),
+                slot_cells=slot_cells,
+                cells=self._cells_of(local),
+                table=self._cell_table(f"{prefix}slot_table", slot_cells),
+            )
+        return self._delivered[local]
 
     # ---- weights -----------------------------------------------------------------------------------------------------------------------
 
@@ -105,29 +154,59 @@ class GraphBuilder:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Stores k and v `[head_dim, kv heads, R]` in the layer's cache, then attends: `[head_dim_v * heads, R]`."""
-        g, window = self.graph, self.config.windows[layer]
-        local = bool(window)
-        n_cells = self.batch.n_window_cells if local else self.batch.n_cells
-        stored: dict[str, Tensor] = {}
-        for letter, x, dtype in (("k", k, self.batch.cache_type_k), ("v", v, self.batch.cache_type_v)):
-            name, (head_dim, n_kv, n_rows, _) = f"cache_{letter}.{layer}", x.shape
-            cache = g.leaf(name, dtype, [head_dim * n_kv, n_cells], Role.CACHE)
-            written = rows.set_rows(g, cache, layout.reshape(g, x, [head_dim * n_kv, n_rows], f"{name}.rows"), self._cells[local], f"{name}.stored")
-            by_head = layout.reshape(g, written, [head_dim, n_kv, n_cells], f"{name}.heads")
-            stored[letter] = layout.permute(g, by_head, [0, 2, 1, 3], f"{name}.by_head")
+        n_device_layers = self.batch.n_device_layers
+        resident = n_device_layers is None or layer < n_device_layers
+        keys, values, table = (self._store if resident else self._store_delivered)(layer, k, v)
         out = attention.attention(
-            g,
-            layout.permute(g, q, [0, 2, 1, 3], f"q.{layer}.by_head"),
-            stored["k"],
-            stored["v"],
-            self._tables[local],
+            self.graph,
+            layout.permute(self.graph, q, [0, 2, 1, 3], f"q.{layer}.by_head"),
+            self._by_head(keys, k, f"cache_k.{layer}"),
+            self._by_head(values, v, f"cache_v.{layer}"),
+            table,
             self.sequences,
             self.positions,
             scale=self.config.attention_scale,
-            window=window,
+            window=self.config.windows[layer],
             name=f"attention.{layer}",
         )
-        return layout.reshape(g, out, [out.shape[0] * out.shape[1], out.shape[2]], f"attention.{layer}.joined")
+        return layout.reshape(self.graph, out, [out.shape[0] * out.shape[1], out.shape[2]], f"attention.{layer}.joined")
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Caches on the devices with this step's rows in them, and the table of their cells."""
+        local = bool(self.config.windows[layer])
+        resident, n_cells = self._resident_of(local), self.batch.n_window_cells if local else self.batch.n_cells
+        stored = []
+        for name, x, dtype in self._caches(layer, k, v):
+            cache = self.graph.leaf(name, dtype, [x.shape[0], n_cells], Role.CACHE)
+            stored.append(rows.set_rows(self.graph, cache, x, resident.cells, f"{name}.stored"))
+        return stored[0], stored[1], resident.table
+
+    def _store_delivered(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Windows of caches in host memory with this step's rows in them, which also go back to the host."""
+        local = bool(self.config.windows[layer])
+        d, shape, g = self._delivered_of(local), self.batch.windows[local], self.graph
+        caches, windows = [], []
+        for part, (name, x, dtype) in zip("kv", self._caches(layer, k, v), strict=True):
+            caches.append(g.leaf(name, dtype, [x.shape[0], shape.n_cells_full * shape.n_streams_full], Role.HOST))
+            window = transport.deliver(g, caches[-1], d.streams, d.n_streams, d.n_cells, layer, part, shape, f"{name}.window")
+            windows.append((window, x, name))
+        stored = [rows.set_rows(g, window, x, d.slot_cells, f"{name}.stored") for window, x, name in windows]
+        for cache, window, (_, _, name) in zip(caches, stored, windows, strict=True):
+            transport.write_back(g, cache, window, d.slot_cells, d.cells, layer, f"{name}.written_back")
+        return stored[0], stored[1], d.table
+
+    def _caches(self, layer: int, k: Tensor, v: Tensor) -> list[tuple[str, Tensor, DType]]:
+        """(name, rows `[head_dim * kv heads, R]`, type) of a layer's K and V."""
+        parts = (("cache_k", k, self.batch.cache_type_k), ("cache_v", v, self.batch.cache_type_v))
+        return [
+            (f"{name}.{layer}", layout.reshape(self.graph, x, [x.shape[0] * x.shape[1], x.shape[2]], f"{name}.{layer}.rows"), dtype)
+            for name, x, dtype in parts
+        ]
+
+    def _by_head(self, cache: Tensor, x: Tensor, name: str) -> Tensor:
+        """A cache `[head_dim * kv heads, cells]` as `[head_dim, cells, kv heads]`."""
+        by_head = layout.reshape(self.graph, cache, [x.shape[0], x.shape[1], cache.shape[1]], f"{name}.heads")
+        return layout.permute(self.graph, by_head, [0, 2, 1, 3], f"{name}.by_head")
 
     def project(self, x: Tensor, name: str, n_out: int) -> Tensor:
         """A weight times activations: `[n_out, R]`, with its bias where the model has one."""

@@ -27,8 +27,8 @@ VALUE = gguf.GGUFValueType
 
 def metadata_values(architecture: str) -> list[tuple[str, object]]:
     """(key, (value, type)) that a model must refuse, or can live with."""
-    integers = ["block_count", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv", "context_length"]
-    integers += ["attention.key_length", "attention.value_length", "rope.dimension_count"]
+    integers = ["block_count", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv"]
+    integers += ["context_length", "attention.key_length", "attention.value_length", "rope.dimension_count"]
     integers += ["attention.sliding_window", "attention.sliding_window_pattern"] if architecture == "gemma3" else []
     floats = ["attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor", "rope.freq_base_swa"]
     found: list[tuple[str, object]] = []
@@ -42,7 +42,7 @@ def metadata_values(architecture: str) -> list[tuple[str, object]]:
     found += [("general.architecture", (name, VALUE.STRING)) for name in ("mamba9", "", "LLAMA", "llama\nx")]
     found += [("general.alignment", (value, VALUE.UINT32)) for value in (0, 3, 1 << 30)]
     found += [("tokenizer.ggml.model", ("wordpiece9", VALUE.STRING)), ("tokenizer.ggml.eos_token_id", (1 << 20, VALUE.UINT32))]
-    found += [(f"{architecture}.rope.scaling.type", ("yarn", VALUE.STRING)), (f"{architecture}.rope.scaling.type", ("linear", VALUE.STRING))]
+    found += [(f"{architecture}.rope.scaling.type", (kind, VALUE.STRING)) for kind in ("yarn", "linear", "a\nb")]
     return found
 
 

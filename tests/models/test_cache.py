@@ -51,8 +51,9 @@ def test_each_cache_type_is_near_f32_and_as_small_as_it_says(cache_type: str, wh
     error = np.abs(got - wanted).max()
     assert error <= BOUNDS[cache_type]
     assert cache_type == "f32" or error > 0, "the type is used"
-    assert f32_bytes == 2 * 2 * 100 * ROW_BYTES["f32"]  # layers, K and V, cells
-    assert n_bytes == 2 * 100 * (ROW_BYTES["f32"] + ROW_BYTES[cache_type])
+    tensor_bytes = 100 * ROW_BYTES["f32"], 100 * ROW_BYTES[cache_type]
+    assert f32_bytes == 2 * 2 * tensor_bytes[0], "2 layers, K and V"
+    assert 0 <= n_bytes - 2 * sum(tensor_bytes) < 4 * 64, "each tensor begins at a multiple of 64"
 
 
 def test_the_default_types_follow_the_mode(llama: Path) -> None:
@@ -138,7 +139,7 @@ def test_memory_and_threads_stay_flat_over_many_requests(llama: Path) -> None:
                 model.generate_ids(ids(seed, 3 + 7 * seed), 6, seed=seed, temperature=1.0, ignore_eos=True)
                 model.generate_many([ids(seed, 20), ids(seed, 5)], 6, ignore_eos=True)
                 model.logits(ids(seed, 20 + seed))
-            return model.memory(), threading.active_count(), len(model.context._buffers)
+            return model.memory(), threading.active_count()
 
         first = requests()
         for _ in range(5):
@@ -150,7 +151,7 @@ def test_close_gives_everything_back(llama: Path, gemma3: Path) -> None:
     for path in (llama, gemma3):
         model = nm.load(path, devices="cpu:0,cpu:0", tensor_split="1,0", ctx_size=64, threads=4)
         model.generate_ids(ids(9, 30), 5, ignore_eos=True)
-        devices = model.context.devices
+        devices = model.context.device
         assert threading.active_count() > before and all(d.allocated_bytes for d in devices)
         model.close()
         model.close()
@@ -184,7 +185,8 @@ def test_two_models_at_once(llama: Path, gemma3: Path) -> None:
             return model.generate_ids(ids(10, 12), 12, ignore_eos=True)
 
     wanted = alone(llama), alone(gemma3)
-    with nm.load(llama, ctx_size=64) as one, nm.load(gemma3, devices="cpu:0,cpu:0", ctx_size=64, exact=True) as _, nm.load(gemma3, ctx_size=64) as two:
+    split = {"devices": "cpu:0,cpu:0", "exact": True}
+    with nm.load(llama, ctx_size=64) as one, nm.load(gemma3, ctx_size=64, **split), nm.load(gemma3, ctx_size=64) as two:
         assert (one.generate_ids(ids(10, 12), 12, ignore_eos=True), two.generate_ids(ids(10, 12), 12, ignore_eos=True)) == wanted
         pieces = zip(one._generated(ids(10, 12), 12, True, False, {}), two._generated(ids(10, 12), 12, True, False, {}), strict=True)
         assert [list(ids) for ids in zip(*pieces, strict=True)] == list(wanted), "in turns"
@@ -194,7 +196,7 @@ def test_memory_limits_name_device_need_and_free(llama: Path) -> None:
     before = threading.active_count()
     with nm.load(llama, devices="cpu:0,cpu:0", ctx_size=100) as model:
         model.generate_ids(ids(1, 20), 2, ignore_eos=True)
-        peak = max(d.peak_bytes for d in model.context.devices)
+        peak = max(d.peak_bytes for d in model.context.device)
         weights = model.plan.devices[1].weight_bytes
     line = r"^cpu:0#1: .+ needs \d+ bytes \(.+\), \d+ of \d+ are free; use .*$"
     for limit in (1024, weights - 1, weights + 5000, weights + model.plan.devices[1].cache_bytes + 1000, peak - 1000):
@@ -207,16 +209,17 @@ def test_memory_limits_name_device_need_and_free(llama: Path) -> None:
 
 
 def test_out_of_memory_in_a_step_leaves_the_model_usable(llama: Path) -> None:
-    with nm.load(llama, ctx_size=100) as model:
+    devices = "cpu:0,cpu:0"
+    with nm.load(llama, devices=devices, ctx_size=100) as model:
         model.generate_ids(ids(1, 5), 2, ignore_eos=True)
-        enough = model.context.devices[0].peak_bytes
+        enough = model.context.device[1].peak_bytes
         wanted = model.generate_ids(ids(1, 1), 5, ignore_eos=True)
-    with nm.load(llama, devices=f"cpu:0?mem={enough - 2000}", ctx_size=100) as model:
-        for _ in range(3):
-            with pytest.raises(OutOfMemoryError, match="cpu:0: .* needs"):
-                model.generate_ids(ids(1, 5), 2, ignore_eos=True)
-            held = model.memory()
-        assert model.generate_ids(ids(1, 1), 5, ignore_eos=True) == wanted
-        with pytest.raises(OutOfMemoryError):
-            model.generate_ids(ids(1, 5), 2, ignore_eos=True)
-        assert model.memory()["cpu:0"] >= held["cpu:0"]
+    for missing in (100, 2000, 20_000):
+        with nm.load(llama, devices=f"{devices}?mem={enough - missing}", ctx_size=100) as model:
+            held = []
+            for _ in range(3):
+                with pytest.raises(OutOfMemoryError, match="^cpu:0#1: .* needs .* are free"):
+                    model.generate_ids(ids(1, 5), 2, ignore_eos=True)
+                held.append(model.memory())
+            assert held[0] == held[1] == held[2]
+            assert model.generate_ids(ids(1, 1), 5, ignore_eos=True) == wanted

@@ -66,8 +66,8 @@ def test_each_device_holds_its_part_of_weights_and_cache(smollm2_path: Path) -> 
         whole = model.plan.devices[0]
     with nm.load(smollm2_path, devices="cpu:0,cpu:0,cpu:0", ctx_size=512) as model:
         parts = model.plan.devices
-    assert [part.cache_bytes * 3 for part in parts] == [whole.cache_bytes] * 3
-    embedding_bytes = whole.weight_bytes - sum(part.weight_bytes for part in parts)
-    assert all(part.weight_bytes < 0.6 * whole.weight_bytes for part in parts), embedding_bytes
+    for part in parts:  # the cache is placed by share, in 1/65536, and each of 60 tensors begins at a multiple of 64
+        assert whole.cache_bytes / 3 <= part.cache_bytes <= whole.cache_bytes * (1 / 3 + 2 / 65536) + 60 * 64
+        assert part.weight_bytes < 0.6 * whole.weight_bytes
     with nm.load(smollm2_path, devices="cpu:0,cpu:0", tensor_split="1,0", ctx_size=512) as model:
         assert model.plan.devices[0].cache_bytes == whole.cache_bytes and model.plan.devices[1].cache_bytes == 0

@@ -290,7 +290,7 @@ def test_a_ring_stays_within_budget_and_headroom(
     caps = [min(free[index] - MIB, budget_mib * MIB or GIB) for index in range(n_devices)]
     if plan.path == "pipelined":
         assert all(n_bytes <= cap for n_bytes, cap in zip(plan.ring_bytes, caps, strict=True))
-        assert sum(plan.late_bytes) == 0 and sum(plan.early_bytes) > 0
+        assert sum(plan.late_bytes) == 0
     else:
         assert any(n_bytes > max(0, cap) for n_bytes, cap in zip(plan.need_bytes, caps, strict=True))
         assert plan.ring_bytes == (0,) * n_devices and sum(plan.early_bytes) == 0

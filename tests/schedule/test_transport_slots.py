@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule.transport_cases import delivery, models
+from schedule.transport_cases import assert_apart, delivery, models
 
 from numba_meta.errors import PlacementError
 from numba_meta.memory.placement import WHOLE_SHARE
@@ -57,6 +57,16 @@ def test_shares_do_not_depend_on_the_graph(model: tuple[int, int, list[Delivery]
     n_devices, alignment, layers = model
     now = choose_ring_shares(layers, n_devices, alignment)
     assert now == choose_ring_shares([replace(one, n_cells_now=one.n_cells_full, n_streams=1) for one in layers], n_devices, alignment)
+
+
+def test_shares_hold_windows_that_padding_makes_less_even() -> None:
+    # 256 cells of 100 B are padded from 25,600 to 28,672 B, their half from 12,800 to 16,384; 4,096 cells need no padding.
+    layer = delivery(100, (1, 1), 256, 4096)
+    (share, _) = choose_ring_shares([layer], 2, 4096)
+    assert share == -(-WHOLE_SHARE * (16384 + 4096) // 28672)
+    assert_apart(Ring(3, 57344, (share, share), 4096), layer)
+    # An alignment that divides 256 pads no bucket: the full context alone decides.
+    assert choose_ring_shares([layer], 2, 128)[0] == -(-WHOLE_SHARE * (204800 + 128) // 409600)
 
 
 @given(
