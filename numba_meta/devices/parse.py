@@ -1,11 +1,12 @@
-"""Device names: `cpu:0,cpu:0?mem=2G`."""
+"""Device names: `cpu:0,cpu:0?link=5.3&mem=2G`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from numba_meta.errors import UsageError
 
@@ -14,11 +15,19 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One simple device as the user named it. `memory_limit` is in bytes, None without a limit."""
+    """One simple device as the user named it, with what it should be like (page 3 of the design, "Simulated devices").
+
+    `memory_limit`: bytes, None without a limit. `link_bytes_per_second`: how fast deliveries reach it, 0: as fast as memory. `delay_ns`: how much later
+    each arrives. Without `has_async_copies` nothing is copied while it computes; without `can_pin` host memory for it cannot be pinned.
+    """
 
     kind: str
     index: int
     memory_limit: int | None = None
+    link_bytes_per_second: int = 0
+    delay_ns: int = 0
+    has_async_copies: bool = True
+    can_pin: bool = True
 
     @property
     def name(self) -> str:
@@ -40,15 +49,16 @@ def _parse_one(text: str) -> DeviceSpec:
         raise UsageError(f"unknown device {text!r}; expected cpu:N, with options as in cpu:0?mem=2G, several separated by commas")
     if match[1] == "cuda":
         raise UsageError(f"device {text!r}: CUDA devices are not supported yet; use cpu:N")
-    limit = None
+    given: dict[str, Any] = {}
     for option in filter(None, options.split("&")):
         key, _, value = option.partition("=")
-        if key != "mem":
-            raise UsageError(f"device {text!r}: unknown option {key!r}; known is mem (as in {name}?mem=2G)")
-        if limit is not None:
-            raise UsageError(f"device {text!r}: mem is given twice; give one size")
-        limit = parse_bytes(value, f"device {text!r}: mem")
-    return DeviceSpec(match[1], int(match[2] or 0), limit)
+        if key not in _OPTIONS:
+            raise UsageError(f"device {text!r}: unknown option {key!r}; known are {', '.join(_OPTIONS)} (as in {name}?link=5.3&mem=2G)")
+        field, parse = _OPTIONS[key]
+        if field in given:
+            raise UsageError(f"device {text!r}: {key} is given twice; give one value")
+        given[field] = parse(value, f"device {text!r}: {key}")
+    return DeviceSpec(match[1], int(match[2] or 0), **given)
 
 
 def parse_bytes(text: str, what: str) -> int:
@@ -68,3 +78,37 @@ def format_bytes(n_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError
+
+
+def parse_link(text: str, what: str) -> int:
+    """GB/s (units of 1000) as bytes per second."""
+    match = re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text.strip(), re.ASCII)
+    speed = int(Fraction(text.strip()) * 10**9) if match else 0
+    if not 10**3 <= speed <= 10**15:
+        raise UsageError(f"{what}={text!r} is not a speed; expected GB/s above 0, as in link=5.3")
+    return speed
+
+
+def parse_delay(text: str, what: str) -> int:
+    """`2ms`, `50us`, `0.1s` in nanoseconds, up to 10 s."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s)", text.strip(), re.ASCII)
+    delay = int(Fraction(match[1]) * {"us": 10**3, "ms": 10**6, "s": 10**9}[match[2]]) if match else -1
+    if not 0 <= delay <= 10**10:
+        raise UsageError(f"{what}={text!r} is not a time; expected up to 10s with us, ms or s, as in delay=2ms")
+    return delay
+
+
+def parse_switch(text: str, what: str) -> bool:
+    """`0` or `1`."""
+    if text not in ("0", "1"):
+        raise UsageError(f"{what}={text!r}; expected 0 or 1")
+    return text == "1"
+
+
+_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "mem": ("memory_limit", parse_bytes),
+    "link": ("link_bytes_per_second", parse_link),
+    "delay": ("delay_ns", parse_delay),
+    "async": ("has_async_copies", parse_switch),
+    "pin": ("can_pin", parse_switch),
+}

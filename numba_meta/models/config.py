@@ -73,10 +73,15 @@ def _shape(file: GGUFFile, prefix: str) -> ModelShape:
         return value
 
     n_embd, n_head = number("embedding_length"), number("attention.head_count")
+    n_head_kv = number("attention.head_count_kv", n_head)
+    if n_head % n_head_kv:
+        raise ModelFileError(f"{file.path.name}: {n_head} query heads over {n_head_kv} KV heads; expected a multiple")
     head_dim = number("attention.key_length", max(1, n_embd // n_head))
     embedding = file.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
+    if embedding is None:
         raise ModelFileError(f"{file.path.name}: the tensor token_embd.weight [n_embd, n_vocab] is missing; the file is incomplete")
+    if len(embedding.shape) != 2 or embedding.shape[0] != n_embd:
+        raise ModelFileError(f"{file.path.name}: token_embd.weight has the shape {list(embedding.shape)}, expected [{n_embd}, n_vocab]")
     n_layer = number("block_count")
     if n_layer > len(file.tensors):
         raise ModelFileError(f"{file.path.name}: {prefix}.block_count is {n_layer}, but the file has {len(file.tensors)} tensors in all")
@@ -84,7 +89,7 @@ def _shape(file: GGUFFile, prefix: str) -> ModelShape:
         n_embd=n_embd,
         n_layer=n_layer,
         n_head=n_head,
-        n_head_kv=number("attention.head_count_kv", n_head),
+        n_head_kv=n_head_kv,
         head_dim_k=head_dim,
         head_dim_v=number("attention.value_length", head_dim),
         n_ff=number("feed_forward_length"),
@@ -151,9 +156,6 @@ def _read_gemma3(file: GGUFFile, prefix: str) -> ModelConfig:
 
 
 def _check(file: GGUFFile, config: ModelConfig) -> None:
-    shape = config.shape
-    if shape.n_head % shape.n_head_kv:
-        raise ModelFileError(f"{file.path.name}: {shape.n_head} query heads over {shape.n_head_kv} KV heads; expected a multiple")
     if config.context_length < 1 or not 0 < config.norm_epsilon < 1:
         raise ModelFileError(
             f"{file.path.name}: a context of {config.context_length} tokens, norm epsilon {config.norm_epsilon}; expected at least 1 and a small positive number"

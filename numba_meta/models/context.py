@@ -206,7 +206,7 @@ class Context:
             n_outputs=capacity.n_outputs,
             n_sequences=shape.n_sequences,
             n_positions=shape.n_positions,
-            n_cells=shape.n_cells,
+            n_cells=shape.n_stored_cells,
             n_window_cells=shape.n_window_cells * shape.n_sequences,
             cache_type_k=self._cache_types[0],
             cache_type_v=self._cache_types[1],

@@ -26,6 +26,16 @@ class CacheShape:
     n_window_cells: int  # of one sequence
     unified: bool
 
+    @property
+    def n_stream_cells(self) -> int:
+        """Cells of memory of a stream (unified: of the one stream, else of each sequence), in whole buckets."""
+        return round_up(self.n_positions, 256)
+
+    @property
+    def n_stored_cells(self) -> int:
+        """Cells of memory of all streams."""
+        return self.n_stream_cells * (1 if self.unified else self.n_sequences)
+
 
 def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, ubatch_size: int) -> CacheShape:
     """The cells of a context of `ctx_size` tokens over `parallel` sequences.
@@ -66,10 +76,10 @@ class Cells:
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
-        n_pools = 1 if shape.unified else shape.n_sequences
-        per_pool = shape.n_cells // n_pools
-        self._pools = [_Pool(pool * per_pool, (pool + 1) * per_pool) for pool in range(n_pools)]
+        starts = range(0, shape.n_stored_cells, shape.n_stream_cells)
+        self._pools = [_Pool(start, start + shape.n_positions) for start in starts]
         self._held: list[list[int]] = [[] for _ in range(shape.n_sequences)]
+        self._highest = [-1] * shape.n_sequences
 
     def length(self, sequence: int) -> int:
         """Tokens of a sequence in the cache."""
@@ -78,6 +88,10 @@ class Cells:
     def held(self, sequence: int) -> Sequence[int]:
         """The cell of each position of a sequence."""
         return self._held[sequence]
+
+    def highest(self, sequence: int) -> int:
+        """The highest cell that a sequence has held since it was last cleared; -1 before its first."""
+        return self._highest[sequence]
 
     def take(self, sequence: int, n_tokens: int) -> tuple[list[int], list[int]]:
         """Cells for the next tokens of a sequence: (cells, window cells). Raises `ContextFullError`; then nothing is taken."""
@@ -89,6 +103,7 @@ class Cells:
             )
         cells = pool.take(n_tokens)
         self._held[sequence] += cells
+        self._highest[sequence] = max(self._highest[sequence], *cells) if cells else self._highest[sequence]
         return cells, self._window_cells(sequence, start, n_tokens)
 
     def truncate(self, sequence: int, n_tokens: int) -> None:
@@ -101,6 +116,7 @@ class Cells:
         held = self._held[sequence]
         self._pool(sequence).give_back(held[: n_tokens - 1 if n_tokens else None : -1])
         del held[n_tokens:]
+        self._highest[sequence] = self._highest[sequence] if held else -1
 
     def clear(self) -> None:
         """Forgets all sequences."""

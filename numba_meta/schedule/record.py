@@ -122,6 +122,8 @@ class Binder:
         """Records the streams of a device in an order in which they could run: a wait comes after what it waits for."""
         events: dict[EventName, CpuEvent] = {}
         hazards = [_Hazards() for _ in streams]
+        inputs = self._inputs.device_addresses[device]
+        hazards[0].needs_barrier([], [(inputs, inputs + self._inputs.n_bytes)])  # just copied
         moved = True
         while moved:
             moved = False
