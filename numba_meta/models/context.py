@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 
-from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuStep
+from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuStep, CpuStream
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import DType
-from numba_meta.errors import NumbaMetaError, UsageError
+from numba_meta.errors import NumbaMetaError, OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
 from numba_meta.memory.placement import round_up
 from numba_meta.memory.workspace import Workspace
 from numba_meta.models.builder import BatchShape
-from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells, plan_cache
+from numba_meta.models.cache_memory import CacheMemory
+from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
+from numba_meta.models.transport import Transport
 from numba_meta.models.weights import WeightPlan
+from numba_meta.models.windows import Window, WindowLayout, choose_window_shape, full_window
+from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.infer import SplitGraph, infer_splits
 from numba_meta.schedule.plan import StepPlan, plan_step
 from numba_meta.schedule.record import Binder, InputBlock
+from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.policy import CutPlan
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Role, Tensor
 
 SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and sequences may share one
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Tokens of one step, `[n]` each; `outputs` are the rows that give logits, in order. Plain sequences: most steps have one token."""
-
-    tokens: Sequence[int]
-    positions: Sequence[int]
-    sequences: Sequence[int]
-    cells: Sequence[int]
-    window_cells: Sequence[int]
-    outputs: Sequence[int]
+Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,17 @@ class Capacity:
     n_outputs: int
 
 
+@dataclass(frozen=True)
+class HostCacheOptions:
+    """A cache in host memory: which first layers stay on the devices all the same, whether memory is pinned, how deliveries travel."""
+
+    n_device_layers: int = 0
+    pinned: bool = True
+    transport: TransportOptions = TransportOptions()
+
+
 class Recording:
-    """A step that is bound to memory: valid while its workspace has the generation that it was made for."""
+    """A step that is bound to memory: valid while its workspace and the ring have the generations that it was made for."""
 
     def __init__(
         self,
@@ -57,37 +61,38 @@ class Recording:
         binder: Binder,
         step: CpuStep,
         inputs: dict[str, np.ndarray],
-        logits: np.ndarray,
+        logits: Logits,
         workspace: Workspace[CpuBuffer],
+        transport: Transport,
+        windows: Mapping[bool, WindowShape],
+        input_copies: MetaBuffer,
     ) -> None:
         self.plan = plan
+        self._input_copies = input_copies
+        self.windows = windows
         self._step = step
         self._binder = binder  # keeps the constants that the step reads
         self._inputs = inputs
         self._logits = logits
-        self._workspace = workspace
-        self._generation = workspace.generation
-        self.n_vocab = logits.shape[1]
-        self.capacity = Capacity(len(inputs["tokens"]), len(inputs["output_rows"]))
+        self._workspace, self._transport = workspace, transport
+        self._generations = (workspace.generation, transport.generation)
+        self.delivered = {n.params["layer"]: n.sources[1].name != "streams" for n in plan.split.graph.nodes if n.op == "deliver"}
 
     @property
     def is_valid(self) -> bool:
-        return self._generation == self._workspace.generation
+        return self._generations == (self._workspace.generation, self._transport.generation)
 
-    def run(self, batch: Batch) -> np.ndarray:
-        """Logits `[len(batch.outputs), n_vocab]`, float32, a view that the next step overwrites."""
-        n, n_outputs, inputs = len(batch.tokens), len(batch.outputs), self._inputs
-        inputs["n_tokens"][0] = n
-        inputs["n_outputs"][0] = n_outputs
-        inputs["tokens"][:n] = batch.tokens
-        inputs["positions"][:n] = batch.positions
-        inputs["sequences"][:n] = batch.sequences
-        inputs["cells"][:n] = batch.cells
-        if "window_cells" in inputs:
-            inputs["window_cells"][:n] = batch.window_cells
-        inputs["output_rows"][:n_outputs] = batch.outputs
+    def release(self) -> None:
+        """Gives back the memory that only this recording uses; it must not run again."""
+        self._input_copies.free()
+
+    def run(self, values: Mapping[str, Sequence[int]]) -> Logits:
+        """Logits `[outputs, n_vocab]`, a view that the next step overwrites. `values` are the live parts of the inputs, by name."""
+        for name, memory in self._inputs.items():
+            live = values[name]
+            memory[: len(live)] = live
         self._step.run()
-        return self._logits[:n_outputs]
+        return self._logits[: len(values["output_rows"])]
 
 
 class Context:
@@ -103,6 +108,7 @@ class Context:
         cache_types: tuple[DType, DType],
         exact: bool,
         ubatch_size: int,
+        host_cache: HostCacheOptions | None = None,
     ) -> None:
         self._build = build
         self._cuts = cuts
@@ -117,9 +123,22 @@ class Context:
         self._closed = False
         self._meetings = np.zeros(8, np.int64)
         self._streams = device.compute_streams()
+        self._transfer_streams: dict[int, CpuStream] = {}
         self._small_workspaces: dict[Capacity, Workspace[CpuBuffer]] = {}
         self._large_workspace = self._new_workspace()
-        self.cache_plan = self._place_cache()
+        self._host_cache = host_cache
+        is_pinned = host_cache is not None and host_cache.pinned and all(d.spec.can_pin for d in device.devices)
+        self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned)
+        kinds = (False, True) if shape.n_window_cells else (False,)
+        self._layouts = {local: WindowLayout(self.cells, local) for local in kinds} if host_cache else {}
+        graph = self._split(Capacity(1, 1), self._window_shapes({}, None)).graph
+        self._n_vocab = graph.outputs[0].shape[0]
+        self._memory = CacheMemory(device, graph.leaves, self._leaf_state, is_pinned)
+
+    @property
+    def cache_plan(self) -> CachePlan:
+        """Where the device-resident part of the cache lies."""
+        return self._memory.plan
 
     def prepare(self) -> None:
         """Records the steps that every generation needs: one token, and a prompt. Takes their memory and compiles their kernels now."""
@@ -128,29 +147,50 @@ class Context:
 
     # ---- steps -------------------------------------------------------------------------------------------------------------------------
 
-    def decode(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int], capacity: Capacity | None = None) -> np.ndarray:
+    def decode(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int], capacity: Capacity | None = None) -> Logits:
         """Appends tokens to their sequences in one step; logits of the rows `outputs`.
 
         At most `ubatch_size` rows; more than SMALL_ROWS must belong to one sequence. Where the step cannot be made, nothing is appended.
         """
         if self._closed:
             raise NumbaMetaError("the context was closed; load the model again")
-        recording = self.recording(capacity or self.capacity_for(len(tokens), len(outputs)))
-        self._check_batch(tokens, sequences, outputs, recording)
-        batch = self._next_batch(tokens, sequences, outputs)
-        return recording.run(batch)
+        capacity = capacity or self.capacity_for(len(tokens), len(outputs))
+        self._check_batch(tokens, sequences, outputs, capacity)
+        values = self._append(tokens, sequences, outputs)
+        try:
+            windows = {local: layout.window(sequences) for local, layout in self._layouts.items()}
+            recording = self.recording(capacity, windows)
+            if windows:
+                self._add_windows(values, windows, recording)
+        except BaseException:
+            self._take_back(sequences)
+            raise
+        return recording.run(values)
 
-    def _check_batch(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int], recording: Recording) -> None:
+    def _add_windows(self, values: dict[str, Sequence[int]], windows: Mapping[bool, Window], recording: Recording) -> None:
+        """The inputs that say what is delivered, and the tables of slot cells where they have changed."""
+        for local in set(recording.delivered.values()):
+            window, layout, prefix = windows[local], self._layouts[local], "window_" if local else ""
+            for sequence, cells in layout.stale_rows(window, values["sequences"]).items():
+                self._memory.write_table_row(f"{prefix}slot_table", sequence, cells)
+            values[f"{prefix}streams"] = window.streams
+            values[f"{prefix}n_streams"] = (len(window.streams),)
+            values[f"{prefix}n_cells"] = (window.n_cells,)
+            values[f"{prefix}slot_cells"] = layout.slot_cells(window, values["sequences"], values["positions"])
+        if recording.plan.transport is not None:
+            self.transport.note_step(recording.plan.transport, {layer: windows[local] for layer, local in recording.delivered.items()})
+
+    def _check_batch(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int], capacity: Capacity) -> None:
         """Compiled code trusts what it is given, so nothing wrong may get there."""
         n = len(tokens)
-        if n == 0 or n != len(sequences) or len(outputs) == 0 or n > recording.capacity.n_rows or len(outputs) > recording.capacity.n_outputs:
+        if n == 0 or n != len(sequences) or len(outputs) == 0 or n > capacity.n_rows or len(outputs) > capacity.n_outputs:
             raise UsageError(
                 f"a step of {n} tokens with {len(sequences)} sequences and {len(outputs)} outputs; expected one sequence per token, "
-                f"1 to {recording.capacity.n_rows} tokens and 1 to {recording.capacity.n_outputs} outputs"
+                f"1 to {capacity.n_rows} tokens and 1 to {capacity.n_outputs} outputs"
             )
         if n > SMALL_ROWS and min(sequences) != max(sequences):
             raise UsageError(f"a step of {n} tokens holds several sequences; expected one, or at most {SMALL_ROWS} tokens")
-        bounds = (("token id", tokens, recording.n_vocab), ("sequence", sequences, self.shape.n_sequences), ("output row", outputs, n))
+        bounds = (("token id", tokens, self._n_vocab), ("sequence", sequences, self.shape.n_sequences), ("output row", outputs, n))
         for what, values, stop in bounds:
             if min(values) < 0 or max(values) >= stop:
                 wrong = min(values) if min(values) < 0 else max(values)
@@ -166,40 +206,64 @@ class Context:
             return Capacity(self.ubatch_size, 1 if n_outputs <= 1 else self.ubatch_size)
         raise NumbaMetaError(f"a step of {n_rows} rows is larger than ubatch_size {self.ubatch_size}; split it")
 
-    def _next_batch(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]) -> Batch:
+    def _append(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]) -> dict[str, Sequence[int]]:
         """Gives each run of rows of one sequence its next positions and cells; where they do not fit, none are taken."""
         positions: list[int] = []
         cells: list[int] = []
         window_cells: list[int] = []
-        n_taken: list[tuple[int, int]] = []
         for sequence, run in groupby(sequences):
             start, n = self.cells.length(sequence), len(list(run))
             try:
                 taken, in_window = self.cells.take(sequence, n)
             except NumbaMetaError:
-                for earlier, length in reversed(n_taken):
-                    self.cells.truncate(earlier, length)
+                self._take_back(sequences[: len(positions)])
                 raise
-            n_taken.append((sequence, start))
             positions += range(start, start + n)
             cells += taken
             window_cells += in_window
-        return Batch(tokens, positions, sequences, cells, window_cells, outputs)
+        return {
+            "n_tokens": (len(tokens),),
+            "n_outputs": (len(outputs),),
+            "tokens": tokens,
+            "positions": positions,
+            "sequences": sequences,
+            "cells": cells,
+            "window_cells": window_cells,
+            "output_rows": outputs,
+        }
+
+    def _take_back(self, sequences: Sequence[int]) -> None:
+        """Forgets the last tokens of a step that was not made: one for each time that a sequence is named."""
+        for sequence in set(sequences):
+            self.cells.truncate(sequence, self.cells.length(sequence) - sum(s == sequence for s in sequences))
 
     # ---- recordings --------------------------------------------------------------------------------------------------------------------
 
-    def recording(self, capacity: Capacity) -> Recording:
-        """The recorded step of a capacity; made at its first use, and again when its memory has moved."""
+    def recording(self, capacity: Capacity, windows: Mapping[bool, Window] | None = None) -> Recording:
+        """The recorded step of a capacity; made at its first use, and again when its memory has moved or a window has outgrown it."""
         known = self._recordings.get(capacity)
-        if known is None or not known.is_valid:
-            known = self._recordings[capacity] = self._record(self.plan(capacity))
+        shapes = self._window_shapes(windows or {}, known)
+        if known is None or not known.is_valid or known.windows != shapes:
+            if known is not None:
+                self._recordings.pop(capacity).release()
+            known = self._recordings[capacity] = self._record(capacity, shapes)
         return known
 
-    def plan(self, capacity: Capacity) -> StepPlan:
-        """The plan of a step of this capacity (pure: nothing is allocated)."""
-        return plan_step(self._split(capacity), self.device.n_threads, self._exact, ALIGNMENT)
+    def _window_shapes(self, windows: Mapping[bool, Window], known: Recording | None) -> dict[bool, WindowShape]:
+        """Room for the windows of a step: what a recording has, if it is enough."""
+        return {
+            local: choose_window_shape(windows.get(local, Window((0,), 0)), full_window(self.shape, local), known.windows[local] if known else None)
+            for local in self._layouts
+        }
 
-    def _split(self, capacity: Capacity) -> SplitGraph:
+    def plan(self, capacity: Capacity) -> StepPlan:
+        """The plan of a step of this capacity, as it is now or would be recorded; nothing is allocated."""
+        known = self._recordings.get(capacity)
+        if known is not None and known.is_valid:
+            return known.plan
+        return plan_step(self._split(capacity, self._window_shapes({}, None)), self.device.n_threads, self._exact, ALIGNMENT)
+
+    def _split(self, capacity: Capacity, windows: Mapping[bool, WindowShape]) -> SplitGraph:
         shape = self.shape
         batch = BatchShape(
             n_rows=capacity.n_rows,
@@ -210,6 +274,8 @@ class Context:
             n_window_cells=shape.n_window_cells * shape.n_sequences,
             cache_type_k=self._cache_types[0],
             cache_type_v=self._cache_types[1],
+            n_device_layers=self._host_cache.n_device_layers if self._host_cache else None,
+            windows=windows,
         )
         return infer_splits(self._build(batch), self._leaf_state, len(self.device))
 
@@ -222,34 +288,45 @@ class Context:
             return state
         return MIRRORED
 
-    def _record(self, plan: StepPlan) -> Recording:
-        workspace = self._workspace_for(plan)
-        if not workspace.fits(plan.workspace):
-            workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
+    def _record(self, capacity: Capacity, windows: Mapping[bool, WindowShape]) -> Recording:
+        """Plans and binds a step. Where it does not fit beside the ring, the ring is given up and it is planned once more."""
+        split = self._split(capacity, windows)
+        transport = self.transport.prepare(split)
+        plan = plan_step(split, self.device.n_threads, self._exact, ALIGNMENT, transport, self.transport.links)
+        workspace = self._workspace_for(capacity)
+        try:
+            if not workspace.fits(plan.workspace):
+                workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
+        except OutOfMemoryError:
+            if not self.transport.give_up():
+                raise
+            return self._record(capacity, windows)
         bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
-        block, host = self._input_block(plan)
-        binder = Binder(plan, bases, block, self._persistent_address)
-        step = binder.record(self._streams, {}, self._meetings)
+        block, host, copies = self._input_block(plan)
+        binder = Binder(plan, bases, block, self._persistent_address, self.transport.ring_addresses)
+        staged = [j for j, d in enumerate(plan.devices) if d.transfer_calls]
+        for j in staged:
+            if j not in self._transfer_streams:
+                self._transfer_streams[j] = self.device.devices[j].stream("transfer", n_threads=1)
+        step = binder.record(self._streams, {j: self._transfer_streams[j] for j in staged}, self._meetings)
         output = plan.devices[0].graph.graph.outputs[0]
         offset = binder.address(0, output) - bases[0]
         first = workspace.buffers[0]
         assert first is not None
         logits = first.data[offset : offset + output.n_bytes].view(np.float32).reshape(output.shape[1], output.shape[0])
-        return Recording(plan, binder, step, host, logits, workspace)
+        return Recording(plan, binder, step, host, logits, workspace, self.transport, windows, copies)
 
-    def _workspace_for(self, plan: StepPlan) -> Workspace[CpuBuffer]:
+    def _workspace_for(self, capacity: Capacity) -> Workspace[CpuBuffer]:
         """Small steps keep memory of their own for good; large ones share one that may grow."""
-        n_rows = next(leaf.shape[0] for leaf in plan.split.graph.leaves if leaf.name == "tokens")
-        n_outputs = next(leaf.shape[0] for leaf in plan.split.graph.leaves if leaf.name == "output_rows")
-        if n_rows > SMALL_ROWS:
+        if capacity.n_rows > SMALL_ROWS:
             return self._large_workspace
-        return self._small_workspaces.setdefault(Capacity(n_rows, n_outputs), self._new_workspace())
+        return self._small_workspaces.setdefault(capacity, self._new_workspace())
 
     def _new_workspace(self) -> Workspace[CpuBuffer]:
         devices = self.device.devices
         return Workspace(self.device.names, lambda j, n: devices[j].allocate(n, "the workspace"), lambda _, buffer: buffer.free())
 
-    def _input_block(self, plan: StepPlan) -> tuple[InputBlock, dict[str, np.ndarray]]:
+    def _input_block(self, plan: StepPlan) -> tuple[InputBlock, dict[str, np.ndarray], MetaBuffer]:
         """The inputs of a step as the host writes them, and memory for each device's copy."""
         offsets, end = {}, 0
         leaves = [leaf for leaf in plan.split.graph.leaves if leaf.role is Role.INPUT]
@@ -262,28 +339,15 @@ class Context:
             leaf.name: host[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes].view(np.int64 if leaf.dtype.block_bytes == 8 else np.int32)
             for leaf in leaves
         }
-        return InputBlock(host.ctypes.data, copies.addresses, end, offsets), views
+        return InputBlock(host.ctypes.data, copies.addresses, end, offsets), views, copies
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 
-    def _place_cache(self) -> CachePlan:
-        """Allocates the cache (by share) and the cell tables (on every device)."""
-        leaves = [leaf for leaf in self._split(Capacity(1, 1)).graph.leaves if leaf.role is Role.CACHE]
-        kept = [leaf for leaf in leaves if leaf.name.startswith("cache_")]
-        rows = [(leaf.name, leaf.dtype, leaf.shape[0], leaf.shape[1], self._leaf_state(leaf)) for leaf in kept]
-        n_devices = len(self.device)
-        plan = plan_cache(rows, n_devices, ALIGNMENT)
-        cache = self.device.allocate([plan.placement.simple_bytes(j) for j in range(n_devices)], "the KV cache", sparse=True)
-        bases = {binding.entry.name: (cache, binding.offsets) for binding in plan.bindings}
-        for leaf in leaves:
-            if leaf not in kept:
-                bases[leaf.name] = (self.device.allocate([leaf.n_bytes] * n_devices, leaf.name, sparse=True), (0,) * n_devices)
-        bases |= {name: (self._weights, offsets) for name, offsets in self.weight_plan.offsets.items()}
-        self._addresses = [{name: buffer.addresses[j] + offsets[j] for name, (buffer, offsets) in bases.items()} for j in range(n_devices)]
-        return plan
-
     def _persistent_address(self, device: int, tensor: Tensor) -> int:
-        return self._addresses[device][tensor.name]
+        offsets = self.weight_plan.offsets.get(tensor.name)
+        if offsets is not None:
+            return self._weights.addresses[device] + offsets[device]
+        return self._memory.address(device, tensor.name)
 
     def workspace_bytes(self, device: int) -> dict[str, int]:
         """Bytes of the workspaces that exist so far, by kind of step."""
@@ -293,7 +357,7 @@ class Context:
     @property
     def collectives_per_step(self) -> int:
         """How often the devices meet in a step."""
-        return len(self._split(Capacity(1, 1)).collectives)
+        return len(self._split(Capacity(1, 1), self._window_shapes({}, None)).collectives)
 
     def close(self) -> None:
         """Ends the devices' threads and gives all memory back. Twice is once."""

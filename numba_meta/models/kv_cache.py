@@ -25,11 +25,7 @@ class CacheShape:
     window: int  # 0 without sliding-window layers
     n_window_cells: int  # of one sequence
     unified: bool
-
-    @property
-    def n_stream_cells(self) -> int:
-        """Cells of memory of a stream (unified: of the one stream, else of each sequence), in whole buckets."""
-        return round_up(self.n_positions, 256)
+    n_stream_cells: int  # memory of a stream: of the one stream if unified, else of each sequence
 
     @property
     def n_stored_cells(self) -> int:
@@ -37,16 +33,18 @@ class CacheShape:
         return self.n_stream_cells * (1 if self.unified else self.n_sequences)
 
 
-def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, ubatch_size: int) -> CacheShape:
+def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, ubatch_size: int, on_host: bool = False) -> CacheShape:
     """The cells of a context of `ctx_size` tokens over `parallel` sequences.
 
-    Unified: any sequence may take any free cell; else each has `ctx_size / parallel` cells of its own.
+    Unified: any sequence may take any free cell; else each has `ctx_size / parallel` cells of its own. In host memory streams are whole buckets, since
+    deliveries are.
     """
     n_positions = ctx_size if unified else ctx_size // parallel
     if n_positions < 1:
         raise UsageError(f"a context of {ctx_size} tokens over {parallel} sequences leaves none for each; use a larger --ctx-size")
     n_window = min(round_up(window + ubatch_size, 256), round_up(n_positions, 256)) if window else 0
-    return CacheShape(parallel, n_positions, n_positions if unified else n_positions * parallel, window, n_window, unified)
+    n_cells = n_positions if unified else n_positions * parallel
+    return CacheShape(parallel, n_positions, n_cells, window, n_window, unified, round_up(n_positions, 256) if on_host else n_positions)
 
 
 class _Pool:

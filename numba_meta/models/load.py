@@ -18,11 +18,12 @@ from numba_meta.graph import Graph
 from numba_meta.models import gemma3, llama
 from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.config import ModelConfig
-from numba_meta.models.context import Context
+from numba_meta.models.context import Context, HostCacheOptions
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.kv_cache import CacheShape, plan_cache_shape
 from numba_meta.models.weights import load_weights, plan_weights
 from numba_meta.quants import dequantize
+from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.cut import parse_tensor_split
 from numba_meta.split.policy import CutPlan, plan_cuts
 from numba_meta.split.rules import TensorFacts
@@ -46,6 +47,13 @@ class LoadOptions:
     parallel: int = 1
     exact: bool = False
     threads: int | None = None
+    kv: str = "device"
+    kv_pipeline_depth: int = 1
+    kv_pipeline_budget: int = 128
+    kv_pipeline_headroom: int = 512
+    kv_ring_by_share: bool = True
+    kv_gpu_layers: int = 0
+    kv_cpu_pinned: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class LoadPlan:
     cuts: CutPlan
     cache_shape: CacheShape
     cache_types: tuple[DType, DType]
+    host_cache: HostCacheOptions | None
 
 
 def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions) -> LoadPlan:
@@ -70,10 +79,23 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
         choose_cache_type("cache_type_v", options.cache_type_v, config, options.exact),
     )
     ctx_size = options.ctx_size or config.context_length
-    shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size)
+    host_cache = choose_host_cache(options)
+    shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size, host_cache is not None)
     proportions = parse_tensor_split(options.tensor_split, len(specs))
     cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types)
-    return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types)
+    return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types, host_cache)
+
+
+def choose_host_cache(options: LoadOptions) -> HostCacheOptions | None:
+    """How a cache in host memory is transported; None for one on the devices."""
+    if options.kv not in ("device", "host"):
+        raise UsageError(f"kv {options.kv!r} is unknown; expected device or host")
+    if options.kv_gpu_layers < 0:
+        raise UsageError(f"kv_gpu_layers {options.kv_gpu_layers} is impossible; expected 0 or more")
+    transport = TransportOptions(
+        options.kv_pipeline_depth, options.kv_pipeline_budget, options.kv_pipeline_headroom, options.kv_ring_by_share
+    )
+    return HostCacheOptions(options.kv_gpu_layers, options.kv_cpu_pinned, transport) if options.kv == "host" else None
 
 
 def choose_cache_type(option: str, name: str | None, config: ModelConfig, exact: bool) -> DType:
@@ -125,7 +147,8 @@ def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, prog
         with _told_of_compiling(progress):
             weights = load_weights(file, leaves, weight_plan, device, report)
             context = Context(
-                build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size
+                build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size,
+                plan.host_cache,
             )
             context.prepare()
     except BaseException:

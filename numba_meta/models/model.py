@@ -24,6 +24,7 @@ from numba_meta.models.pull import resolve_model
 from numba_meta.models.sampling import Sampler, SamplingOptions
 from numba_meta.models.timings import Timings
 from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
+from numba_meta.models.transport import Transport
 from numba_meta.split.policy import describe_cuts
 
 Logits = npt.NDArray[np.float32]
@@ -42,6 +43,13 @@ def load(
     parallel: int = 1,
     exact: bool = False,
     threads: int | None = None,
+    kv: str = "device",
+    kv_pipeline_depth: int = 1,
+    kv_pipeline_budget: int = 128,
+    kv_pipeline_headroom: int = 512,
+    kv_ring_by_share: bool = True,
+    kv_gpu_layers: int = 0,
+    kv_cpu_pinned: bool = True,
     progress: Progress | None = None,
 ) -> Model:
     """Loads a GGUF model over devices. A known name (`smollm2`, `gemma3`) is pulled first where it is missing.
@@ -50,10 +58,29 @@ def load(
     `cache_type_k`, `cache_type_v`: f32, f16, bf16, q8_0 or q4_0; None: f16, or f32 with `exact`. `ctx_size`: tokens over all sequences; None: the model's.
     `ubatch_size`: tokens of a prompt that are computed in one step. `parallel`: sequences at once; `kv_unified`: they share all cells, else each has its
     part. `exact`: float32 activations. `threads`: over all devices; None: the cores that this process may use.
+    `kv`: where the cache lies, `device` or `host`; in the host, the first `kv_gpu_layers` layers stay on the devices, and the others are delivered
+    `kv_pipeline_depth` splits ahead (0: in order) through a ring of at most `kv_pipeline_budget` MiB a device (0: no cap) that leaves
+    `kv_pipeline_headroom` MiB free; `kv_ring_by_share=False` makes every device hold whole slots. `kv_cpu_pinned=False`: not pinned, so in order.
     `progress(what, done, total)` is told about long work. Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError`.
     """
     options = LoadOptions(
-        devices, tensor_split, cache_type_k, cache_type_v, ctx_size, ubatch_size, kv_unified, parallel, exact, threads
+        devices,
+        tensor_split,
+        cache_type_k,
+        cache_type_v,
+        ctx_size,
+        ubatch_size,
+        kv_unified,
+        parallel,
+        exact,
+        threads,
+        kv,
+        kv_pipeline_depth,
+        kv_pipeline_budget,
+        kv_pipeline_headroom,
+        kv_ring_by_share,
+        kv_gpu_layers,
+        kv_cpu_pinned,
     )
     path = resolve_model(str(name_or_path), progress)
     file = read_gguf(path)
@@ -278,6 +305,11 @@ class Model:
             cuts=describe_cuts(plan.cuts),
             devices=devices,
         )
+
+    @property
+    def transport(self) -> Transport:
+        """How a host-resident cache reaches the devices: `transport.stats` says what was decided and moved."""
+        return self.context.transport
 
     def memory(self) -> dict[str, int]:
         """Bytes in use on each device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,17 @@ from hypothesis import strategies as st
 
 from numba_meta.dtypes import F16, F32, Q4_0
 from numba_meta.errors import ContextFullError, UsageError
-from numba_meta.models.kv_cache import CacheShape, Cells, plan_cache, plan_cache_shape
+from numba_meta.models.kv_cache import Cells, plan_cache, plan_cache_shape
 from numba_meta.split.state import MIRRORED
 
 
 def cells_of(n_sequences: int, n_positions: int, unified: bool, window: int = 0) -> Cells:
     return Cells(plan_cache_shape(n_positions if unified else n_positions * n_sequences, n_sequences, unified, window, 512))
+
+
+def ring(n_sequences: int) -> Cells:
+    """100 positions of sequences whose windows of 3 go around in 8 cells."""
+    return Cells(replace(plan_cache_shape(100, n_sequences, True, 3, 512), n_window_cells=8))
 
 
 @st.composite
@@ -50,9 +56,10 @@ def test_no_cell_is_held_twice_and_none_is_lost(history: tuple[int, bool, list[t
             assert list(cells.held(sequence)) == before[:n]
         held = [cell for s in range(n_sequences) for cell in cells.held(s)]
         assert len(set(held)) == len(held) == sum(lengths)
-        assert all(0 <= cell < cells.shape.n_cells for cell in held)
+        assert all(0 <= cell < cells.shape.n_stored_cells for cell in held)
         if not unified:
-            assert all(cell // 64 == s for s in range(n_sequences) for cell in cells.held(s)), "each keeps to its own cells"
+            owners = [(cell // cells.shape.n_stream_cells, s) for s in range(n_sequences) for cell in cells.held(s)]
+            assert all(stream == s for stream, s in owners), "each keeps to its own cells"
     cells.clear()
     for sequence in range(n_sequences):
         cells.take(sequence, 64 // n_sequences if unified else 64)
@@ -67,14 +74,14 @@ def test_a_full_context_names_what_is_there_and_what_is_left() -> None:
 
 
 def test_window_cells_go_around_and_each_sequence_has_its_own() -> None:
-    cells = Cells(CacheShape(n_sequences=2, n_positions=100, n_cells=100, window=3, n_window_cells=8, unified=True))
+    cells = ring(2)
     assert cells.take(1, 10)[1] == [8, 9, 10, 11, 12, 13, 14, 15, 8, 9]
     assert cells.take(0, 3)[1] == [0, 1, 2]
     assert cells_of(1, 100, True).take(0, 3)[1] == [-1, -1, -1]
 
 
 def test_a_window_does_not_go_back_to_what_is_overwritten() -> None:
-    cells = Cells(CacheShape(n_sequences=1, n_positions=100, n_cells=100, window=3, n_window_cells=8, unified=True))
+    cells = ring(1)
     cells.take(0, 8)
     cells.truncate(0, 1)  # nothing was overwritten yet
     cells.take(0, 19)

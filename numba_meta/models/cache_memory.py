@@ -1,0 +1,85 @@
+"""Memory of a context's cache: on the devices (by share), in host memory, and the tables that say which cell holds a position."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from numba_meta.devices.cpu import ALIGNMENT
+from numba_meta.devices.meta import MetaBuffer, MetaDevice
+from numba_meta.errors import OutOfMemoryError
+from numba_meta.memory.placement import round_up
+from numba_meta.models.kv_cache import CachePlan, plan_cache
+from numba_meta.split.state import SplitState
+from numba_meta.tensor import Role, Tensor
+
+
+class HostMemory:
+    """Zeroed host memory whose pages are taken as they are filled: `data` uint8 `[n_bytes]`, page-aligned.
+
+    `is_pinned`: whether devices can copy from it while they compute. CPU devices reach all memory; a simulated one may refuse.
+    """
+
+    def __init__(self, n_bytes: int, is_pinned: bool) -> None:
+        self.is_pinned = is_pinned
+        try:
+            self.data = np.frombuffer(mmap.mmap(-1, max(1, n_bytes)), np.uint8)
+        except (OSError, OverflowError, ValueError):
+            raise OutOfMemoryError(f"the host: a KV cache of {n_bytes} bytes is more than this machine gives; use a smaller context") from None
+
+    @property
+    def address(self) -> int:
+        return int(self.data.ctypes.data)
+
+
+class CacheMemory:
+    """Where every cache tensor and cell table of a context lies. `state_of` is the policy; leaves are those of any of the context's graphs."""
+
+    def __init__(self, device: MetaDevice, leaves: Sequence[Tensor], state_of: Callable[[Tensor], SplitState], is_pinned: bool) -> None:
+        n_devices = len(device)
+        kept = [leaf for leaf in leaves if leaf.role is Role.CACHE and leaf.name.startswith("cache_")]
+        tables = [leaf for leaf in leaves if leaf.role is Role.CACHE and leaf not in kept]
+        hosted = [leaf for leaf in leaves if leaf.role is Role.HOST]
+        rows = [(leaf.name, leaf.dtype, leaf.shape[0], leaf.shape[1], state_of(leaf)) for leaf in kept]
+        self.plan: CachePlan = plan_cache(rows, n_devices, ALIGNMENT)
+        sizes = [self.plan.placement.simple_bytes(j) for j in range(n_devices)] if kept else [0] * n_devices
+        resident = device.allocate(sizes, "the KV cache", sparse=True)
+        self._addresses: list[dict[str, int]] = [
+            {binding.entry.name: resident.addresses[j] + binding.offsets[j] for binding in self.plan.bindings} for j in range(n_devices)
+        ]
+        self._tables: dict[str, tuple[MetaBuffer, Tensor]] = {}
+        for leaf in tables:
+            buffer = device.allocate([leaf.n_bytes] * n_devices, leaf.name, sparse=True)
+            self._tables[leaf.name] = (buffer, leaf)
+            for j, addresses in enumerate(self._addresses):
+                addresses[leaf.name] = buffer.addresses[j]
+        self.host: HostMemory | None = None
+        if hosted:
+            self._place_hosted(hosted, state_of, is_pinned)
+
+    def _place_hosted(self, leaves: Sequence[Tensor], state_of: Callable[[Tensor], SplitState], is_pinned: bool) -> None:
+        """Whole cells in host memory; a device's address is that of its heads in the first cell."""
+        offsets, end = {}, 0
+        for leaf in leaves:
+            offsets[leaf.name] = end
+            end = round_up(end + leaf.n_bytes, ALIGNMENT)
+        self.host = HostMemory(end, is_pinned)
+        for j, addresses in enumerate(self._addresses):
+            for leaf in leaves:
+                state = state_of(leaf)
+                ranges = state.ranges(j) if state.is_split else ()
+                start = leaf.dtype.row_bytes(ranges[0][0]) if ranges else 0
+                addresses[leaf.name] = self.host.address + offsets[leaf.name] + start
+
+    def address(self, device: int, name: str) -> int:
+        """Where a device finds a cache tensor or table."""
+        return self._addresses[device][name]
+
+    def write_table_row(self, table: str, sequence: int, cells: np.ndarray) -> None:
+        """Sets the cells of positions 0.. of a sequence, on every device."""
+        buffer, leaf = self._tables[table]
+        for piece in buffer.pieces:
+            rows = piece.data.view(np.int32).reshape(leaf.shape[1], leaf.shape[0])
+            rows[sequence, : len(cells)] = cells

@@ -1,0 +1,140 @@
+"""The transport of a host-resident cache in a context: the ring that is held, and what was decided and moved (page 3 of the design)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numba_meta.devices.cpu import ALIGNMENT
+from numba_meta.devices.meta import MetaBuffer, MetaDevice
+from numba_meta.errors import OutOfMemoryError
+from numba_meta.models.windows import Window
+from numba_meta.schedule.infer import SplitGraph
+from numba_meta.schedule.lower_transport import Link
+from numba_meta.schedule.transport_plan import Change, DeviceFacts, TransportOptions, TransportPlan, plan_transport
+from numba_meta.schedule.transport_slots import Delivery
+
+
+def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool) -> list[Delivery]:
+    """The deliveries of a graph, one per layer, in the order of their readers."""
+    parts: dict[int, dict[str, Any]] = {}
+    for node in split.graph.nodes:
+        if node.op == "deliver":
+            parts.setdefault(node.params["layer"], {})[node.params["part"]] = node
+    deliveries = []
+    for consumer, (layer, both) in enumerate(parts.items()):
+        cells, pieces = [], []
+        for part in "kv":
+            cache = both[part].sources[0]
+            state = split.states[cache]
+            cells.append(cache.strides[1])
+            pieces.append(tuple(cache.dtype.row_bytes(state.piece_shape(cache.shape, j)[0]) for j in range(n_devices)))
+        window = both["k"].params
+        deliveries.append(
+            Delivery(
+                layer=layer,
+                name=f"layer {layer}",
+                consumer=consumer,
+                k_cell_bytes=cells[0],
+                v_cell_bytes=cells[1],
+                k_piece_bytes=pieces[0],
+                v_piece_bytes=pieces[1],
+                n_cells_now=window["n_cells"],
+                n_cells_full=window["n_cells_full"],
+                n_streams=window["n_streams"],
+                n_streams_full=window["n_streams_full"],
+                is_pinned=is_pinned,
+            )
+        )
+    return deliveries
+
+
+class Transport:
+    """Holds the ring of a meta device from graph to graph. `generation` moves whenever the ring's memory does."""
+
+    def __init__(self, device: MetaDevice, options: TransportOptions, is_pinned: bool) -> None:
+        self.options = options
+        self.is_pinned = is_pinned
+        self.generation = 0
+        self.plan: TransportPlan | None = None  # of the latest step
+        self._device = device
+        self._ring: MetaBuffer | None = None
+        self._held: TransportPlan | None = None  # the plan that the ring was laid out for
+        self._gave_up = False
+        self._steps = 0
+        self._windows: Mapping[int, Window] = {}  # by layer
+
+    @property
+    def links(self) -> list[Link]:
+        """How each device is reached."""
+        return [Link(d.spec.link_bytes_per_second, d.spec.delay_ns) for d in self._device.devices]
+
+    @property
+    def ring_addresses(self) -> Sequence[int]:
+        """Where each device's ring begins; empty without a ring."""
+        return self._ring.addresses if self._ring else ()
+
+    def prepare(self, split: SplitGraph) -> TransportPlan | None:
+        """Decides how a graph's deliveries travel and lays the ring out for it. None where nothing is delivered."""
+        deliveries = deliveries_of(split, len(self._device), self.is_pinned)
+        if not deliveries:
+            return None
+        facts = [
+            DeviceFacts(d.name, d.free_bytes, has_async_copies=d.spec.has_async_copies, gave_up_ring=self._gave_up) for d in self._device.devices
+        ]
+        held = self._held.ring if self._held else None
+        plan = plan_transport(deliveries, facts, ALIGNMENT, self.options, held)
+        if plan.change in (Change.LAY_OUT, Change.GROW, Change.SHRINK):
+            self._lay_out(plan)
+        elif plan.change is Change.RELEASE:
+            self.release()
+        return plan if not self._gave_up or plan.ring is None else self.prepare(split)
+
+    def _lay_out(self, plan: TransportPlan) -> None:
+        """Memory for a ring; an optional ring that does not fit is done without."""
+        self.release()
+        try:
+            self._ring = self._device.allocate(plan.ring_bytes, "the ring")
+        except OutOfMemoryError:
+            self._gave_up = True
+            return
+        self._held = plan
+        self.generation += 1
+
+    def release(self) -> None:
+        """Gives the ring back."""
+        if self._ring is not None:
+            self._ring.free()
+            self._ring, self._held = None, None
+            self.generation += 1
+
+    def give_up(self) -> bool:
+        """The graph does not fit beside the ring: ordered from now on. False where there was no ring to give up."""
+        if self._ring is None:
+            return False
+        self._gave_up = True
+        self.release()
+        return True
+
+    def note_step(self, plan: TransportPlan, windows: Mapping[int, Window]) -> None:
+        """Remembers what a step moved: the window of every layer that was delivered."""
+        self.plan, self._windows = plan, windows
+        self._steps += 1
+
+    def _moved(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(early, late) bytes of the latest step, per device."""
+        n_devices = len(self._device)
+        early, late = [0] * n_devices, [0] * n_devices
+        for decision in self.plan.decisions if self.plan else ():
+            window = self._windows[decision.delivery.layer]
+            for j in range(n_devices):
+                (early if decision.is_staged else late)[j] += len(window.streams) * window.n_cells * decision.delivery.cell_bytes(j)
+        return tuple(early), tuple(late)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What was decided for the latest step and what it moved, bytes per device; `path` is `device` where nothing is host-resident."""
+        if self.plan is None:
+            return {"path": "device", "reason": "no layer's cache is in host memory", "ring_bytes": (), "early_bytes": (), "late_bytes": ()}
+        early, late = self._moved()
+        return {**self.plan.stats(), "early_bytes": early, "late_bytes": late, "steps": self._steps, "pinned": self.is_pinned}
