@@ -8,6 +8,10 @@ class NumbaMetaError(Exception):
 
     exit_status = 1
 
+    def __init__(self, message: str = "") -> None:
+        # One line, also where a file name or a name from a damaged file holds line breaks.
+        super().__init__("\\n".join(str(message).splitlines()))
+
 
 class UsageError(NumbaMetaError):
     """An option, argument or combination of them that cannot be right (a negative split, an unknown device name)."""
@@ -41,3 +45,7 @@ class OutOfMemoryError(DeviceError):
 
 class ContextFullError(NumbaMetaError):
     """More tokens than the KV cache has cells for; the message names both numbers."""
+
+
+class NumbaMetaWarning(UserWarning):
+    """What was asked for cannot be had and something slower is done in its place; said once."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError
+from numba_meta.ops import operation
 from numba_meta.tensor import Role, Rows, Tensor, contiguous_strides, pad_shape
 
 
@@ -33,8 +34,6 @@ class Graph:
 
     def apply(self, op: str, *sources: Tensor, name: str = "", **params: Any) -> Tensor:
         """Adds the result of an operation. Raises `ShapeError`, and adds nothing, where the sources do not fit it or the name is taken."""
-        from numba_meta.ops import operation
-
         tensor = operation(op).result(name or f"{op}_{len(self.nodes)}", sources, params)
         self._claim(tensor.name)
         self.nodes.append(tensor)

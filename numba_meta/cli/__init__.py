@@ -1,7 +1,8 @@
 """The `numba-meta` command (page 6 of the design): command lines come in, text goes to standard output, all else to standard error.
 
-    app.py        the group of commands             generate.py chat.py bench.py devices.py pull.py info.py   one command each
+    app.py        the group of commands             generate.py chat.py bench.py plan.py devices.py pull.py info.py   one command each
     options.py    options that commands share       session.py    the only file here that calls the Python API of a model
+    plan_report.py  a forecast in words
     terminal.py   lines, progress, tables           machine.py    what `devices` measures
 
 Exit status: 0, 1 (failed), 2 (wrong use); 130 after Ctrl-C, 141 when the reader of a pipe has gone. Heavy modules are imported where a

@@ -12,6 +12,7 @@ from numba_meta.cli.chat import chat
 from numba_meta.cli.devices import devices
 from numba_meta.cli.generate import generate
 from numba_meta.cli.info import info
+from numba_meta.cli.plan import plan
 from numba_meta.cli.pull import pull
 
 
@@ -38,12 +39,13 @@ def app() -> None:
       numba-meta generate smollm2 "The lighthouse keeper"
       numba-meta chat smollm2
       numba-meta bench smollm2 --device "cpu:0,cpu:0"
+      numba-meta plan smollm2 --no-kv-offload --device "cpu:0?link=5.3,cpu:0?link=2.7"
       numba-meta devices
       numba-meta info gemma3
     """
 
 
-for command in (generate, chat, bench, devices, pull, info):
+for command in (generate, chat, bench, plan, devices, pull, info):
     command.params.append(
         click.Option(["--debug"], is_flag=True, expose_value=False, is_eager=True, callback=_set_debug, help="Show tracebacks.")
     )

@@ -6,17 +6,18 @@ import contextlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from numba_meta import __version__
 from numba_meta.cli.machine import cpu_name
-from numba_meta.cli.options import BATCH_OPTIONS, LoadOptions, cache_types, counts, with_options
+from numba_meta.cli.options import BATCH_OPTIONS, RING_OPTIONS, LoadOptions, cache_types, counts, places, with_options
 from numba_meta.cli.session import bench_ids, generation_speed, open_model, prompt_speed
 from numba_meta.cli.terminal import Progress, table
+from numba_meta.devices.parse import format_bytes
 
 if TYPE_CHECKING:
     from numba_meta.models.model import Model
@@ -43,11 +44,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Result:
-    """The speeds of one workload in one configuration: tokens per second, one per turn."""
+    """The speeds of one workload in one configuration: tokens per second, one per turn. `transport`: of its last step."""
 
     configuration: str
     workload: Workload
     speeds: tuple[float, ...]
+    transport: dict[str, Any] = field(default_factory=lambda: {"path": "device", "early_bytes": (), "late_bytes": (), "ring_bytes": ()})
 
     @property
     def median(self) -> float:
@@ -74,6 +76,14 @@ LIST_OPTIONS = (
         "-n", "--n-gen", type=click.IntRange(min=0), metavar="N", default=64, show_default=True, help="Tokens to generate; 0: none."
     ),
     click.option("-d", "--n-depth", type=counts(0), metavar="N,…", default="0", show_default=True, help="Contexts before a generation."),
+    click.option(
+        "-nkvo", "--no-kv-offload", "host_places", type=places, default="0", show_default=True, metavar="0|1,…",
+        help="1: the KV cache in host memory; 0,1: both.",
+    ),
+    click.option(
+        "--kv-pipeline-depth", "pipeline_depths", type=counts(0), metavar="N,…",
+        help="Of a cache in the host: layers delivered ahead; 0: ordered.  [default: 0,1]",
+    ),
     click.option("-r", "--repetitions", type=click.IntRange(min=1), metavar="N", default=5, show_default=True, help="Turns."),
     click.option("-o", "--output", type=click.Choice(["table", "md", "json"]), default="table", show_default=True),
 )  # fmt: skip
@@ -81,7 +91,7 @@ LIST_OPTIONS = (
 
 @click.command(short_help="Measure prompt and generation speed.")
 @click.argument("model")
-@with_options(*LIST_OPTIONS, *BATCH_OPTIONS)
+@with_options(*LIST_OPTIONS, *RING_OPTIONS, *BATCH_OPTIONS)
 def bench(
     model: str,
     devices: tuple[str, ...],
@@ -92,30 +102,33 @@ def bench(
     n_prompt: tuple[int, ...],
     n_gen: int,
     n_depth: tuple[int, ...],
+    host_places: tuple[bool, ...],
+    pipeline_depths: tuple[int, ...] | None,
     repetitions: int,
     output: str,
-    batch_size: int,
-    ubatch_size: int,
-    exact: bool,
+    **load_values: Any,
 ) -> None:
     """Measure how fast MODEL processes prompts and generates, in tokens per second.
 
-    Every combination of the listed devices, splits, threads and cache types is one configuration. All are loaded at once and take
-    turns, so that a busy spell of the machine meets all of them; the first turn is not counted. The table gives medians, and the
-    slowest and fastest turn.
+    Every combination of the listed devices, splits, threads, cache types, places of the cache and pipeline depths is one
+    configuration. All are loaded at once and take turns, so that a busy spell of the machine meets all of them; the first turn is not
+    counted. The table gives medians, the slowest and fastest turn, and what a step delivers early (ahead) and late (in order).
 
     \b
     Examples:
       numba-meta bench smollm2
       numba-meta bench smollm2 --device cpu:0 --device cpu:0,cpu:0 -p 128,512 -d 0,1024
+      numba-meta bench smollm2 -nkvo 1 --device "cpu:0?link=5.3,cpu:0?link=2.7" -p 0 -d 512,2048,4096
       numba-meta bench gemma3 --cache-type-k f16,q8_0 --output md
     """
     workloads = plan_workloads(n_prompt, n_gen, n_depth)
     if not workloads:
         raise click.UsageError("Nothing to measure: both --n-prompt and --n-gen are 0.")
+    if pipeline_depths is not None and True not in host_places:
+        raise click.UsageError("--kv-pipeline-depth says how a KV cache in host memory is delivered; add --no-kv-offload 1.")
     n_cells = max(workload.n_cells for workload in workloads)
-    base = LoadOptions(ctx_size=n_cells, batch_size=batch_size, ubatch_size=ubatch_size, exact=exact)
-    configurations = plan_configurations(base, devices, splits, threads, cache_type_k, cache_type_v)
+    base = LoadOptions(ctx_size=n_cells, **load_values)
+    configurations = plan_configurations(base, devices, splits, threads, cache_type_k, cache_type_v, plan_places(host_places, pipeline_depths or (0, 1)))
     progress = Progress()
     with contextlib.ExitStack() as stack:
         models = {name: stack.enter_context(open_model(model, load, 1, progress)) for name, load in configurations.items()}
@@ -137,32 +150,55 @@ def plan_configurations(
     threads: Sequence[int] | None,
     cache_type_k: Sequence[str] | None,
     cache_type_v: Sequence[str] | None,
+    places: Sequence[tuple[str, dict[str, Any]]] = (("", {}),),
 ) -> dict[str, LoadOptions]:
     """Every combination, by a name that says what it is; V has the type of K unless types for V are listed."""
     configurations = {}
     lists = (devices, splits or (None,), threads or (None,), cache_type_k or (None,), cache_type_v or (None,))
-    for device, split, n, k, v in itertools.product(*lists):
-        load = replace(base, devices=device, tensor_split=split, threads=n, cache_type_k=k, cache_type_v=v or k)
+    for (device, split, n, k, v), (place, where) in itertools.product(itertools.product(*lists), places):
+        load = replace(base, devices=device, tensor_split=split, threads=n, cache_type_k=k, cache_type_v=v or k, **where)
         parts = [device]
         parts += [f"split {split}"] if split else []
         parts += [f"{n} threads"] if n else []
         parts += [f"cache {load.cache_type_k or 'default'}/{load.cache_type_v or 'default'}"] if k or v else []
+        parts += [place] if place else []
         configurations["  ".join(parts)] = load
     return configurations
 
 
+def plan_places(places: Sequence[bool], pipeline_depths: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
+    """Where the cache lies and how far ahead it is delivered: a name (none for the devices alone) and the options of each."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for in_host in dict.fromkeys(places):
+        if not in_host:
+            found.append(("cache on the device" if len(set(places)) > 1 else "", {}))
+            continue
+        for depth in dict.fromkeys(pipeline_depths):
+            found.append((f"host cache, depth {depth}", {"no_kv_offload": True, "kv_pipeline_depth": depth}))
+    return found
+
+
 def take_turns(models: dict[str, Model], workloads: Sequence[Workload], repetitions: int, progress: Progress) -> list[Result]:
-    """Measure every workload in every configuration, one after the other, `repetitions` times after a turn that is not counted."""
-    speeds: dict[tuple[Workload, str], list[float]] = {(workload, name): [] for workload in workloads for name in models}
-    total, done = (repetitions + 1) * len(speeds), 0
-    for turn in range(repetitions + 1):
-        for (workload, name), measured in speeds.items():
-            speed = measure(models[name], workload)
-            if turn:
-                measured.append(speed)
-            done += 1
-            progress("measuring", done, total)
-    return [Result(name, workload, tuple(measured)) for (workload, name), measured in speeds.items()]
+    """Measure each workload in all configurations, one after the other, `repetitions` times after a turn that is not counted."""
+    results = []
+    total, done = (repetitions + 1) * len(workloads) * len(models), 0
+    for workload in workloads:
+        speeds: dict[str, list[float]] = {name: [] for name in models}
+        for turn in range(repetitions + 1):
+            for name, measured in speeds.items():
+                speed = measure(models[name], workload)
+                if turn:
+                    measured.append(speed)
+                done += 1
+                progress("measuring", done, total)
+        results += [Result(name, workload, tuple(measured), transport_of(models[name])) for name, measured in speeds.items()]
+    return results
+
+
+def transport_of(model: Model) -> dict[str, Any]:
+    """What the latest step delivered and how: path, reason, bytes per device."""
+    stats = model.transport.stats
+    return {key: stats[key] for key in ("path", "reason", "early_bytes", "late_bytes", "ring_bytes")}
 
 
 def measure(model: Model, workload: Workload) -> float:
@@ -173,13 +209,21 @@ def measure(model: Model, workload: Workload) -> float:
 
 
 def as_table(results: Sequence[Result], markdown: bool) -> str:
-    """Medians with the slowest and fastest turn, in tokens per second."""
-    rows = [(r.configuration, r.workload.label, f"{r.median:.1f}", f"{r.spread[0]:.1f} to {r.spread[1]:.1f}") for r in results]
-    return table(("configuration", "workload", "t/s", "slowest to fastest"), rows, markdown)
+    """Medians with the slowest and fastest turn, in tokens per second; with a cache in the host also its path and bytes of a step."""
+    header = ["configuration", "workload", "t/s", "slowest to fastest"]
+    rows = [[r.configuration, r.workload.label, f"{r.median:.1f}", f"{r.spread[0]:.1f} to {r.spread[1]:.1f}"] for r in results]
+    if any(r.transport["path"] != "device" for r in results):
+        header += ["path", "early", "late"]
+        for row, r in zip(rows, results, strict=True):
+            row += [r.transport["path"], format_bytes(sum(r.transport["early_bytes"])), format_bytes(sum(r.transport["late_bytes"]))]
+    return table(header, rows, markdown)
 
 
 def as_json(model: str, results: Sequence[Result]) -> str:
     """The same with every turn, and what it was measured on."""
-    entries = [{"configuration": r.configuration, **asdict(r.workload), "median": r.median, "turns": r.speeds} for r in results]
+    entries = [
+        {"configuration": r.configuration, **asdict(r.workload), "median": r.median, "turns": r.speeds, "transport": r.transport}
+        for r in results
+    ]
     data = {"model": model, "version": __version__, "cpu": cpu_name(), "unit": "tokens/s", "results": entries}
     return json.dumps(data, ensure_ascii=False)

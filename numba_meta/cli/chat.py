@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from numba_meta.cli.options import GENERATION_OPTIONS, LOAD_OPTIONS, VERBOSE_OPTION, GenerationOptions, LoadOptions, gathered
-from numba_meta.cli.session import Message, chat_prompt, decisions, generation_arguments, open_model, summary
+from numba_meta.cli.session import Message, after_generation, chat_prompt, decisions, generation_arguments, open_model, traced
 from numba_meta.cli.terminal import Progress, say
 from numba_meta.errors import ContextFullError
 
@@ -25,7 +25,7 @@ COMMANDS = "/reset forgets the conversation, /exit ends it"
 @gathered("generation", GenerationOptions, *GENERATION_OPTIONS)
 @gathered("load", LoadOptions, *LOAD_OPTIONS)
 @VERBOSE_OPTION
-def chat(model: str, predict: int, system: str | None, generation: GenerationOptions, load: LoadOptions, verbose: bool) -> None:
+def chat(model: str, predict: int, system: str | None, generation: GenerationOptions, load: LoadOptions, verbose: int) -> None:
     """Talk with MODEL, which must have a chat template.
 
     /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer.
@@ -45,11 +45,15 @@ def chat(model: str, predict: int, system: str | None, generation: GenerationOpt
         opening: list[Message] = [{"role": "system", "content": system}] if system else []
         chat_prompt(loaded, [*opening, {"role": "user", "content": ""}])  # a model without a template says so before the first question
         say(COMMANDS)
-        _converse(loaded, opening, predict, generation, progress)
+        with traced(loaded, verbose):
+            _converse(loaded, opening, predict, generation, progress, verbose)
 
 
-def _converse(model: Model, opening: list[Message], predict: int, generation: GenerationOptions, progress: Progress) -> None:
+def _converse(
+    model: Model, opening: list[Message], predict: int, generation: GenerationOptions, progress: Progress, verbosity: int
+) -> None:
     messages = list(opening)
+    said: set[str] = set()
     while (line := _read_line()) is not None:
         text = line.strip()
         if text == "/exit":
@@ -62,14 +66,26 @@ def _converse(model: Model, opening: list[Message], predict: int, generation: Ge
         elif text:
             question: Message = {"role": "user", "content": text}
             try:
-                answer = _answer(model, [*messages, question], predict, generation, progress)
+                answer, is_whole = _answer(model, [*messages, question], predict, generation, progress)
             except ContextFullError as error:
                 say(f"numba-meta: {error}; /reset makes room")
                 continue
+            if is_whole:
+                _report(model, verbosity, said)
             messages += [question, {"role": "assistant", "content": answer}]
 
 
-def _answer(model: Model, messages: list[Message], predict: int, generation: GenerationOptions, progress: Progress) -> str:
+def _report(model: Model, verbosity: int, said: set[str]) -> None:
+    """The lines after an answer; what would only be said again (why deliveries are ordered) is left out."""
+    for line in after_generation(model, verbosity):
+        if line not in said:
+            say(line)
+        if line.startswith("numba-meta:"):
+            said.add(line)
+
+
+def _answer(model: Model, messages: list[Message], predict: int, generation: GenerationOptions, progress: Progress) -> tuple[str, bool]:
+    """What the model said, and whether it was allowed to finish."""
     pieces: list[str] = []
     try:
         for piece in model.generate(chat_prompt(model, messages), max_tokens=predict, **generation_arguments(generation)):
@@ -79,11 +95,10 @@ def _answer(model: Model, messages: list[Message], predict: int, generation: Gen
             sys.stdout.flush()
     except KeyboardInterrupt:
         say("")
-    else:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        say(summary(model))
-    return "".join(pieces)
+        return "".join(pieces), False
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    return "".join(pieces), True
 
 
 def _read_line() -> str | None:

@@ -16,7 +16,7 @@ from numba_meta.cli.options import (
     LoadOptions,
     gathered,
 )
-from numba_meta.cli.session import chat_prompt, decisions, generation_arguments, open_model, summary
+from numba_meta.cli.session import after_generation, chat_prompt, decisions, generation_arguments, open_model, traced
 from numba_meta.cli.terminal import Progress, say
 from numba_meta.errors import UsageError
 
@@ -40,7 +40,7 @@ def generate(
     as_chat: bool,
     generation: GenerationOptions,
     load: LoadOptions,
-    verbose: bool,
+    verbose: int,
 ) -> None:
     """Continue a PROMPT with MODEL, a GGUF file or a name that `pull` knows.
 
@@ -51,6 +51,7 @@ def generate(
       numba-meta generate smollm2 "The lighthouse keeper" -n 64
       numba-meta generate smollm2 --chat "Why is the sky blue?" --temp 0.7 --seed 1
       numba-meta generate gemma3 --file story.txt --device cpu:0,cpu:0 --tensor-split 55,45
+      numba-meta generate smollm2 "A lamp" --no-kv-offload --device "cpu:0?link=5.3,cpu:0?link=2.7" -v
       echo "Once upon a time" | numba-meta generate model.gguf --file - --exact
     """
     texts = read_prompts(prompts, file)
@@ -62,18 +63,20 @@ def generate(
                 say(line)
         inputs = [chat_prompt(loaded, [{"role": "user", "content": text}]) if as_chat else text for text in texts]
         arguments = generation_arguments(generation)
-        if len(inputs) == 1:
-            for piece in loaded.generate(inputs[0], max_tokens=predict, **arguments):
+        with traced(loaded, verbose):
+            if len(inputs) == 1:
+                for piece in loaded.generate(inputs[0], max_tokens=predict, **arguments):
+                    progress.clear()
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+            else:
+                answers = loaded.generate_many(inputs, max_tokens=predict, **arguments)
                 progress.clear()
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-        else:
-            answers = loaded.generate_many(inputs, max_tokens=predict, **arguments)
-            progress.clear()
-            sys.stdout.write("\n---\n".join(loaded.detokenize(ids) for ids in answers))
+                sys.stdout.write("\n---\n".join(loaded.detokenize(ids) for ids in answers))
         sys.stdout.write("\n")
         sys.stdout.flush()
-        say(summary(loaded))
+        for line in after_generation(loaded, verbose):
+            say(line)
 
 
 def read_prompts(prompts: tuple[str, ...], file: str | None) -> list[str]:

@@ -36,6 +36,15 @@ def counts(minimum: int) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
+def places(text: str | tuple[bool, ...]) -> tuple[bool, ...]:
+    """Read a list like `0,1`: whether the KV cache is in host memory."""
+    if isinstance(text, tuple):
+        return text
+    if not all(part.strip() in ("0", "1") for part in text.split(",")):
+        raise click.BadParameter(f"{text!r} is not a list of 0 (on the devices) and 1 (in the host), like 0,1.")
+    return tuple(part.strip() == "1" for part in text.split(","))
+
+
 def cache_types(text: str) -> tuple[str, ...]:
     """Read a list like `f16,q8_0` of types of the KV cache."""
     types = tuple(part.strip() for part in text.split(","))
@@ -47,7 +56,10 @@ def cache_types(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded: the arguments of `numba_meta.load` that the command line offers. `ctx_size` 0 is the model's own."""
+    """How a model is loaded: the arguments of `numba_meta.load` that the command line offers. `ctx_size` 0 is the model's own.
+
+    None leaves Python's default; what says how a cache in host memory travels is refused without one (`no_kv_offload`).
+    """
 
     devices: str = "cpu:0"
     tensor_split: str | None = None
@@ -60,6 +72,13 @@ class LoadOptions:
     kv_unified: bool = True
     exact: bool = False
     threads: int | None = None
+    no_kv_offload: bool = False
+    kv_pipeline_depth: int | None = None
+    kv_pipeline_budget: int | None = None
+    kv_pipeline_headroom: int | None = None
+    kv_ring: str | None = None
+    kv_gpu_layers: int | None = None
+    kv_cpu_pinned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +106,28 @@ def _fraction(*names: str, **settings: Any) -> Decorator:
     return click.option(*names, type=click.FloatRange(min=0, max=1), callback=finite, metavar="P", **settings)
 
 
-VERBOSE_OPTION = click.option("-v", "--verbose", is_flag=True, help="Print what was decided: cuts, memory, kernels, threads.")
+VERBOSE_OPTION = click.option(
+    "-v", "--verbose", count=True,
+    help="Print what was decided: cuts, memory, threads, transport; -vv: where the time of a step went; -vvv: what stayed ordered.",
+)  # fmt: skip
+RING_OPTIONS: tuple[Decorator, ...] = (
+    _number("--kv-pipeline-budget", least=0, help="MiB of a device for deliveries; 0: no cap.  [default: 128]"),
+    _number("--kv-pipeline-headroom", least=0, help="MiB that stay free on every device beside that.  [default: 512]"),
+    click.option(
+        "--kv-ring", type=click.Choice(["share", "whole"]),
+        help="Each device holds its share of a delivery's slot, or room for all of it.  [default: share]",
+    ),
+    _number("--kv-gpu-layers", least=0, help="First layers whose cache stays on the devices.  [default: 0]"),
+    click.option(
+        "--kv-cpu-pinned", type=click.Choice(["on", "off"]),
+        help="Pin the host's cache; without that deliveries are ordered.  [default: on]",
+    ),
+)  # fmt: skip
+HOST_CACHE_OPTIONS: tuple[Decorator, ...] = (
+    click.option("-nkvo", "--no-kv-offload", is_flag=True, help="Keep the KV cache in host memory; layers are delivered as they are needed."),
+    _number("--kv-pipeline-depth", least=0, help="Layers that are delivered ahead; 0: each right before its use.  [default: 1]"),
+    *RING_OPTIONS,
+)
 BATCH_OPTIONS: tuple[Decorator, ...] = (
     _number("-b", "--batch-size", default=2048, show_default=True, help="Upper limit of --ubatch-size."),
     _number("-ub", "--ubatch-size", default=512, show_default=True, help="Prompt tokens computed at once."),
@@ -104,6 +144,7 @@ LOAD_OPTIONS: tuple[Decorator, ...] = (
     click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys.  [default: f16, f32 with --exact]"),
     click.option("-ctv", "--cache-type-v", type=CACHE_TYPE, help="Type of the cached values.  [default: f16, f32 with --exact]"),
     *BATCH_OPTIONS,
+    *HOST_CACHE_OPTIONS,
 )  # fmt: skip
 SEQUENCE_OPTIONS: tuple[Decorator, ...] = (
     _number("-np", "--parallel", help="Sequences decoded together.  [default: one per prompt]"),

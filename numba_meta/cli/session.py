@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numba_meta
@@ -10,11 +12,23 @@ from numba_meta.cli.options import GenerationOptions, LoadOptions
 from numba_meta.cli.terminal import Progress
 from numba_meta.devices.parse import format_bytes
 from numba_meta.errors import UsageError
+from numba_meta.memory.placement import WHOLE_SHARE
 
 if TYPE_CHECKING:
     from numba_meta.models.model import Model
 
 Message = dict[str, str]
+# Options of a cache in host memory and the arguments that they are, and what words of theirs mean.
+HOST_CACHE_ARGUMENTS = {
+    "kv_pipeline_depth": "kv_pipeline_depth",
+    "kv_pipeline_budget": "kv_pipeline_budget",
+    "kv_pipeline_headroom": "kv_pipeline_headroom",
+    "kv_ring": "kv_ring_by_share",
+    "kv_gpu_layers": "kv_gpu_layers",
+    "kv_cpu_pinned": "kv_cpu_pinned",
+}
+_SWITCHES = {"share": True, "whole": False, "on": True, "off": False}
+TRACED_STEPS = 128
 BENCH_TEXT = (
     "A lamp stood in every window of the harbour, and the boats came home by their light. The keeper counted 12 masts, then 13; "
     "he wrote the number down, closed the book, and went to see who had arrived so late in such a wind."
@@ -23,20 +37,29 @@ BENCH_TEXT = (
 
 def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress) -> Model:
     """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many."""
-    return numba_meta.load(
-        name,
-        devices=load.devices,
-        tensor_split=load.tensor_split,
-        cache_type_k=load.cache_type_k,
-        cache_type_v=load.cache_type_v,
-        ctx_size=load.ctx_size or None,
-        ubatch_size=min(load.ubatch_size, load.batch_size),
-        parallel=load.parallel or n_prompts,
-        kv_unified=load.kv_unified,
-        exact=load.exact,
-        threads=load.threads,
-        progress=progress,
-    )
+    return numba_meta.load(name, **load_arguments(load, n_prompts), progress=progress)
+
+
+def load_arguments(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
+    """The arguments of `numba_meta.load` (the fields of `models.load.LoadOptions`) that `load` sets."""
+    host_cache = {name: getattr(load, name) for name in HOST_CACHE_ARGUMENTS if getattr(load, name) is not None}
+    if host_cache and not load.no_kv_offload:
+        option = next(iter(host_cache)).replace("_", "-")
+        raise UsageError(f"--{option} says how a KV cache in host memory is delivered, and this one is on the devices; add --no-kv-offload")
+    return {
+        "devices": load.devices,
+        "tensor_split": load.tensor_split,
+        "cache_type_k": load.cache_type_k,
+        "cache_type_v": load.cache_type_v,
+        "ctx_size": load.ctx_size or None,
+        "ubatch_size": min(load.ubatch_size, load.batch_size),
+        "parallel": load.parallel or n_prompts,
+        "kv_unified": load.kv_unified,
+        "exact": load.exact,
+        "threads": load.threads,
+        "kv": "host" if load.no_kv_offload else "device",
+        **{HOST_CACHE_ARGUMENTS[name]: _SWITCHES.get(value, value) for name, value in host_cache.items()},
+    }
 
 
 def generation_arguments(options: GenerationOptions) -> dict[str, Any]:
@@ -69,10 +92,65 @@ def summary(model: Model) -> str:
     parts = [
         f"prompt {_speed(timings.n_prompt, timings.prompt_seconds)}",
         f"generation {_speed(timings.n_generated, timings.generation_seconds)}",
-        "KV cache on the device",
+        cache_place(model),
         "memory " + ", ".join(f"{device} {format_bytes(n_bytes)}" for device, n_bytes in model.memory().items()),
     ]
     return "; ".join(parts)
+
+
+def cache_place(model: Model) -> str:
+    """Where the KV cache lies and how it travels: `KV cache in the host, pipelined`."""
+    path = model.transport.stats["path"]
+    return "KV cache on the device" if path == "device" else f"KV cache in the host, {path}"
+
+
+def why_ordered(model: Model) -> str | None:
+    """One line where deliveries were to be pipelined and are not; None where all is as it was asked for."""
+    stats = model.transport.stats
+    if stats["path"] != "ordered" or model.transport.options.depth == 0:
+        return None
+    return f"numba-meta: the KV cache is delivered in order, not pipelined: {stats['reason']}"
+
+
+def after_generation(model: Model, verbosity: int) -> Iterator[str]:
+    """The lines after a generation: how the cache travelled, as far as asked for, then the summary."""
+    if verbosity:
+        yield from transport_lines(model.transport.stats, list(model.memory()), verbosity)
+    yield summary(model)
+    if why := why_ordered(model):
+        yield why
+
+
+def transport_lines(stats: Mapping[str, Any], devices: Sequence[str], verbosity: int) -> Iterator[str]:
+    """The transport plan of the latest step: what is staged, the ring, bytes per device; from 2 on times, from 3 on the inputs that stayed ordered."""
+    if stats["path"] == "device":
+        return
+    staged, ordered = stats["staged"], stats["ordered"]
+    yield f"transport: {stats['path']}: {stats['reason']}"
+    yield f"  {len(staged)} of {len(staged) + len(ordered)} deliveries staged, {stats['n_slots']} slots of {format_bytes(stats['slot_bytes'])}"
+    shares = stats["shares"] or (0,) * len(devices)
+    for device, share, ring, early, late in zip(devices, shares, stats["ring_bytes"], stats["early_bytes"], stats["late_bytes"], strict=True):
+        yield (
+            f"  {device}: share {share / WHOLE_SHARE:.3f}, ring {format_bytes(ring)}, early {format_bytes(early)} and late {format_bytes(late)} a step"
+        )
+    reasons = Counter(ordered.values())
+    for reason, n in reasons.items():
+        yield f"  {n} ordered: {reason}"
+    if verbosity >= 2 and stats["traced_steps"]:
+        yield f"  mean over {stats['traced_steps']} steps, ms: " + "; ".join(_times(stats, j, device) for j, device in enumerate(devices))
+    if verbosity >= 3:
+        for name, reason in ordered.items():
+            yield f"  ordered: {name}: {reason}"
+
+
+def _times(stats: Mapping[str, Any], device: int, name: str) -> str:
+    parts = (("in ordered copies", "ordered_copy"), ("waiting for deliveries", "consumer_wait"), ("waiting for slots", "recycle_wait"))
+    return f"{name} " + ", ".join(f"{1e3 * stats[f'{key}_seconds'][device]:.3f} {what}" for what, key in parts)
+
+
+def traced(model: Model, verbosity: int) -> AbstractContextManager[object]:
+    """Notes times of steps where they are asked for."""
+    return model.record_timeline(TRACED_STEPS) if verbosity >= 2 else nullcontext()
 
 
 def decisions(model: Model) -> Iterator[str]:
@@ -93,8 +171,8 @@ def prompt_speed(model: Model, ids: Sequence[int]) -> float:
 
 
 def generation_speed(model: Model, ids: Sequence[int], n_generated: int) -> float:
-    """Tokens per second of `n_generated` tokens that follow the context `ids`."""
-    model.generate_ids(ids, max_tokens=n_generated, ignore_eos=True)
+    """Tokens per second of `n_generated` tokens that follow the context `ids`, which the cache may already hold."""
+    model.generate_ids(ids, max_tokens=n_generated, ignore_eos=True, reuse_prefix=True)
     return model.timings.n_generated / model.timings.generation_seconds
 
 

@@ -35,17 +35,21 @@ class Rows:
 
 
 class CpuRecorder:
-    """Collects the calls of one stream for one step. Each call sees what the calls before it wrote, whichever thread wrote it."""
+    """Collects the calls of one stream for one step. Each call sees what the calls before it wrote, whichever thread wrote it.
+
+    A call may be given a `mark`, which comes back with its times (`CpuStep.run_noting_times`).
+    """
 
     def __init__(self, stream: CpuStream) -> None:
         self.stream = stream
         self._calls: list[tuple[int, int, int]] = []
+        self._marks: list[object] = []
         self._keep: list[object] = []
         self._records: list[CpuEvent] = []
         self._waits: list[CpuEvent] = []
         self._waited = False
 
-    def call(self, kernel: CpuKernel, *, barrier: bool = True, **arguments: Any) -> None:
+    def call(self, kernel: CpuKernel, *, barrier: bool = True, mark: object = None, **arguments: Any) -> None:
         """A kernel on all threads of the stream; arrays stand for their addresses and are kept alive.
 
         `barrier=False` where it neither reads what the calls since the last barrier wrote nor writes what they touched. Raises
@@ -55,9 +59,10 @@ class CpuRecorder:
         block = kernel.pack(**plain)
         self._keep += [block, *arguments.values()]
         self._calls.append((kernel.address, int(block.ctypes.data), int(barrier or self._waited)))
+        self._marks.append(mark)
         self._waited = False
 
-    def copy_2d(self, source: Rows, destination: Rows, width: int, height: int, *, barrier: bool = True) -> None:
+    def copy_2d(self, source: Rows, destination: Rows, width: int, height: int, *, barrier: bool = True, mark: object = None) -> None:
         """An asynchronous copy of `height` rows of `width` bytes, in this stream's order. The two must not overlap.
 
         Raises `DeviceError` where rows overlap each other or lie outside their memory.
@@ -67,6 +72,7 @@ class CpuRecorder:
         self.call(
             copy.copy_2d,
             barrier=barrier,
+            mark=mark,
             source=source.memory.ctypes.data + source.offset,
             source_pitch=source.pitch,
             destination=destination.memory.ctypes.data + destination.offset,
@@ -76,24 +82,25 @@ class CpuRecorder:
         )
         self._keep += [source.memory, destination.memory]
 
-    def record(self, event: CpuEvent) -> None:
+    def record(self, event: CpuEvent, mark: object = None) -> None:
         """Marks this point: who waits for the event sees all that this stream did before."""
         event.n_records += 1
-        self.call(program.record_event, event=event.address)
+        self.call(program.record_event, mark=mark, event=event.address)
         self._records.append(event)
 
-    def wait(self, event: CpuEvent) -> None:
+    def wait(self, event: CpuEvent, mark: object = None) -> None:
         """What follows on this stream waits for the latest record of the event so far. Raises `DeviceError` where there is none."""
         if event.n_records == 0:
             raise DeviceError(f"{self.stream.name} would wait for event {event.name}, which is not recorded yet; record it first")
-        self.call(program.wait_event, barrier=False, event=event.address, n_records=event.n_records)
+        self.call(program.wait_event, barrier=False, mark=mark, event=event.address, n_records=event.n_records)
         self._waits.append(event)
         self._waited = True  # one thread waits for all: the others at the next call's barrier
 
     def program(self) -> CpuProgram:
         """What was recorded so far, for a `CpuStep`."""
         calls = np.array(self._calls, np.int64).reshape(-1, program.CALL_WORDS)
-        return CpuProgram(calls, (tuple(self._keep), *self._records, *self._waits), tuple(self._records), tuple(self._waits))
+        keep = (tuple(self._keep), *self._records, *self._waits)
+        return CpuProgram(calls, keep, tuple(self._records), tuple(self._waits), tuple(self._marks))
 
 
 def _check_rows(what: str, rows: Rows, width: int, height: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from fractions import Fraction
 from io import BytesIO
 from typing import Any
 
@@ -148,6 +149,14 @@ def show_axes(panel: Panel, x_label: str, y_label: str = "") -> None:
     axes.tick_params(labelsize=SMALL, colors=FAINT, length=3)
     if not y_label:
         axes.set_yticks([])
+
+
+_TIME_UNITS = ((1, "s"), (1_000, "ms"), (1_000_000, "µs"))
+
+
+def time_unit(seconds: Fraction) -> tuple[int, str]:
+    """The unit (per second, name) in which a time is 1 or more."""
+    return next(((scale, unit) for scale, unit in _TIME_UNITS if seconds * scale >= 1), _TIME_UNITS[-1])
 
 
 def legend(panel: Panel, entries: list[tuple[str, str]], x: float, y: float) -> None:

@@ -131,10 +131,18 @@ def plan_facts(plan: ModelPlan) -> list[str]:
     arithmetic = "float32 activations (exact)" if plan.exact else "8-bit activations"
     return [
         f"{plan.model}: {plan.architecture}, {arithmetic}, kernels for {plan.isa}",
-        f"KV cache on the device: {plan.n_cells} cells for {_count(plan.n_sequences, 'sequence')}, {'/'.join(plan.cache_types)}{window}",
+        f"{cache_place(plan.n_device_layers, plan.host_cache_bytes)}: {plan.n_cells} cells for {_count(plan.n_sequences, 'sequence')}, {'/'.join(plan.cache_types)}{window}",
         f"{_count(plan.collectives_per_step, 'meeting')} of {_count(len(plan.devices), 'device')} per step",
         *plan.cuts,
     ]
+
+
+def cache_place(n_device_layers: int | None, host_bytes: int) -> str:
+    """`KV cache on the device`, or `KV cache in the host (180.0 MiB), of the first 2 layers on the device`."""
+    if n_device_layers is None:
+        return "KV cache on the device"
+    first = f", of the first {_count(n_device_layers, 'layer')} on the device" if n_device_layers else ""
+    return f"KV cache in the host ({format_bytes(host_bytes)}){first}"
 
 
 def _count(n: int, what: str) -> str:

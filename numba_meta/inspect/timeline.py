@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
+import re
 from pathlib import Path
 from typing import Any
 
-from numba_meta.inspect.canvas import DEVICE_COLOURS, INK, LARGE, SMALL, Panel, add_panel, legend, new_figure, show_axes, text_width
+from numba_meta.inspect.canvas import (
+    DEVICE_COLOURS,
+    INK,
+    LARGE,
+    SMALL,
+    Panel,
+    add_panel,
+    legend,
+    new_figure,
+    show_axes,
+    text_width,
+    time_unit,
+)
 from numba_meta.schedule.timeline import Span, Timeline
 
 _MARGIN, _LANE, _GAP = 18.0, 30.0, 10.0
@@ -19,7 +31,6 @@ _MEANINGS = {
     "wait": "waits for an event or a link",
     "meet": "waits for the other devices",
 }
-_UNITS = ((1, "s"), (1_000, "ms"), (1_000_000, "µs"))
 
 
 def draw_timeline(timeline: Timeline, title: str = "", width: float = 800.0) -> Any:
@@ -28,7 +39,7 @@ def draw_timeline(timeline: Timeline, title: str = "", width: float = 800.0) -> 
     `width` in points (1/72 inch): use a larger one for steps of many layers. Returns a matplotlib figure. Raises `NumbaMetaError` where
     matplotlib is not installed.
     """
-    scale, unit = _unit(timeline.stop)
+    scale, unit = time_unit(timeline.stop)
     left = _MARGIN + max((text_width(name, SMALL) for name in timeline.streams), default=0.0) + 8
     top = 74.0 if title else 46.0
     lanes = len(timeline.streams) * (_LANE + _GAP)
@@ -61,14 +72,10 @@ def _draw_span(panel: Panel, span: Span, gid: str, y: float, scale: int) -> None
 
 
 def _short(panel: Panel, label: str, long: float) -> str:
-    """The whole label where it fits across, else its layer alone (`attention 12`: 12)."""
+    """The whole label where it fits across, else its layer alone (`attention 12`, `cache_k.12.window`: 12)."""
     points = long * panel.width / abs(panel.x_range[1] - panel.x_range[0])
-    return label if text_width(label, SMALL) <= points else label.rpartition(" ")[2]
-
-
-def _unit(stop: Fraction) -> tuple[int, str]:
-    """The unit in which the whole is 1 or more."""
-    return next(((scale, unit) for scale, unit in _UNITS if stop * scale >= 1), _UNITS[-1])
+    number = re.search(r"\d+", label)
+    return label if number is None or text_width(label, SMALL) <= points else number[0]
 
 
 def to_chrome_trace(timeline: Timeline, process: str = "numba_meta") -> dict[str, Any]:

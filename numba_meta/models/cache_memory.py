@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from numba_meta.devices.cpu import ALIGNMENT
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
@@ -14,6 +17,9 @@ from numba_meta.memory.placement import round_up
 from numba_meta.models.kv_cache import CachePlan, plan_cache
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Role, Tensor
+
+Indices = npt.NDArray[Any]
+RawRows = npt.NDArray[np.uint8]
 
 
 class HostMemory:
@@ -34,6 +40,27 @@ class HostMemory:
         return int(self.data.ctypes.data)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A cache tensor: in the host whole cells from `host_offset` on; on the devices (None) each its piece of every cell."""
+
+    leaf: Tensor
+    state: SplitState
+    host_offset: int | None = None
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of a whole cell."""
+        return self.leaf.dtype.row_bytes(self.leaf.shape[0])
+
+    def ranges(self, device: int) -> list[tuple[int, int]]:
+        """The byte ranges of a cell that a device holds, in the order in which it stores them."""
+        if not self.state.is_split:
+            return [(0, self.cell_bytes)]
+        dtype = self.leaf.dtype
+        return [(dtype.row_bytes(start), dtype.row_bytes(stop)) for start, stop in self.state.ranges(device)]
+
+
 class CacheMemory:
     """Where every cache tensor and cell table of a context lies. `state_of` is the policy; leaves are those of any of the context's graphs."""
 
@@ -49,6 +76,8 @@ class CacheMemory:
         self._addresses: list[dict[str, int]] = [
             {binding.entry.name: resident.addresses[j] + binding.offsets[j] for binding in self.plan.bindings} for j in range(n_devices)
         ]
+        self._resident = resident
+        self._places = {leaf.name: _Place(leaf, state_of(leaf)) for leaf in kept}
         self._tables: dict[str, tuple[MetaBuffer, Tensor]] = {}
         for leaf in tables:
             buffer = device.allocate([leaf.n_bytes] * n_devices, leaf.name, sparse=True)
@@ -66,6 +95,7 @@ class CacheMemory:
             offsets[leaf.name] = end
             end = round_up(end + leaf.n_bytes, ALIGNMENT)
         self.host = HostMemory(end, is_pinned)
+        self._places |= {leaf.name: _Place(leaf, state_of(leaf), offsets[leaf.name]) for leaf in leaves}
         for j, addresses in enumerate(self._addresses):
             for leaf in leaves:
                 state = state_of(leaf)
@@ -76,6 +106,54 @@ class CacheMemory:
     def address(self, device: int, name: str) -> int:
         """Where a device finds a cache tensor or table."""
         return self._addresses[device][name]
+
+    # ---- whole cells, between steps: a step has ended when its run returns, so nothing is on its way to or from these bytes -------------
+
+    def cell_bytes(self, name: str) -> int:
+        """Bytes of a whole cell of a cache tensor, all heads together."""
+        return self._places[name].cell_bytes
+
+    def read_cells(self, name: str, cells: Indices) -> RawRows:
+        """Cells of a cache tensor, uint8 `[len(cells), cell_bytes]`, put together from the devices that hold their heads."""
+        place = self._places[name]
+        if place.host_offset is not None:
+            return self._host_rows(place)[cells]
+        out = np.empty((len(cells), place.cell_bytes), np.uint8)
+        for device in range(len(self._addresses) if place.state.is_split else 1):
+            piece, at = self._piece_rows(place, device)[cells], 0
+            for start, stop in place.ranges(device):
+                out[:, start:stop] = piece[:, at : at + stop - start]
+                at += stop - start
+        return out
+
+    def write_cells(self, name: str, cells: Indices, rows: RawRows) -> None:
+        """Writes whole cells, uint8 `[len(cells), cell_bytes]`, to every device that holds a part of them, or to the host."""
+        place = self._places[name]
+        if place.host_offset is not None:
+            self._host_rows(place)[cells] = rows
+            return
+        for device in range(len(self._addresses)):
+            ranges = place.ranges(device)
+            if ranges:
+                self._piece_rows(place, device)[cells] = np.concatenate([rows[:, start:stop] for start, stop in ranges], axis=1)
+
+    def _host_rows(self, place: _Place) -> RawRows:
+        """All cells in the host: a view `[n_cells, cell_bytes]`."""
+        assert self.host is not None and place.host_offset is not None
+        n_cells = place.leaf.shape[1]
+        return self.host.data[place.host_offset : place.host_offset + n_cells * place.cell_bytes].reshape(n_cells, place.cell_bytes)
+
+    def _piece_rows(self, place: _Place, device: int) -> RawRows:
+        """A device's pieces of all cells: a view `[n_cells, bytes of the piece]`."""
+        n_cells, n_bytes = place.leaf.shape[1], sum(stop - start for start, stop in place.ranges(device))
+        start = self.plan.offset(place.leaf.name, device)
+        return self._resident.pieces[device].data[start : start + n_cells * n_bytes].reshape(n_cells, n_bytes)
+
+    # ---- tables ------------------------------------------------------------------------------------------------------------------------
+
+    def has_table(self, table: str) -> bool:
+        """Whether some layer of the context reads this cell table."""
+        return table in self._tables
 
     def write_table_row(self, table: str, sequence: int, cells: np.ndarray) -> None:
         """Sets the cells of positions 0.. of a sequence, on every device."""

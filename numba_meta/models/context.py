@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuStep, CpuStream
+from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import DType
-from numba_meta.errors import NumbaMetaError, OutOfMemoryError, UsageError
+from numba_meta.errors import NumbaMetaError, NumbaMetaWarning, OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
 from numba_meta.memory.placement import round_up
 from numba_meta.memory.workspace import Workspace
 from numba_meta.models.builder import BatchShape
 from numba_meta.models.cache_memory import CacheMemory
+from numba_meta.models.cache_operations import CacheOperations, find_cache_layers
 from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
 from numba_meta.models.transport import Transport
 from numba_meta.models.weights import WeightPlan
@@ -26,6 +30,7 @@ from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.infer import SplitGraph, infer_splits
 from numba_meta.schedule.plan import StepPlan, plan_step
 from numba_meta.schedule.record import Binder, InputBlock
+from numba_meta.schedule.trace import StepTrace
 from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.policy import CutPlan
 from numba_meta.split.state import MIRRORED, SplitState
@@ -86,12 +91,18 @@ class Recording:
         """Gives back the memory that only this recording uses; it must not run again."""
         self._input_copies.free()
 
-    def run(self, values: Mapping[str, Sequence[int]]) -> Logits:
-        """Logits `[outputs, n_vocab]`, a view that the next step overwrites. `values` are the live parts of the inputs, by name."""
+    def run(self, values: Mapping[str, Sequence[int]], note_times: Callable[[tuple[StreamTimes, ...]], None] | None = None) -> Logits:
+        """Logits `[outputs, n_vocab]`, a view that the next step overwrites. `values` are the live parts of the inputs, by name.
+
+        `note_times` is told when each stream was at which call.
+        """
         for name, memory in self._inputs.items():
             live = values[name]
             memory[: len(live)] = live
-        self._step.run()
+        if note_times is None:
+            self._step.run()
+        else:
+            note_times(self._step.run_noting_times())
         return self._logits[: len(values["output_rows"])]
 
 
@@ -121,6 +132,7 @@ class Context:
         self.cells = Cells(shape)
         self._recordings: dict[Capacity, Recording] = {}
         self._closed = False
+        self.traces: deque[StepTrace] | None = None  # of the steps to come; None: nothing is noted
         self._meetings = np.zeros(8, np.int64)
         self._streams = device.compute_streams()
         self._transfer_streams: dict[int, CpuStream] = {}
@@ -128,17 +140,27 @@ class Context:
         self._large_workspace = self._new_workspace()
         self._host_cache = host_cache
         is_pinned = host_cache is not None and host_cache.pinned and all(d.spec.can_pin for d in device.devices)
+        if host_cache is not None and host_cache.pinned and not is_pinned:
+            names = ", ".join(d.name for d in device.devices if not d.spec.can_pin)
+            told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
+            warnings.warn(told, NumbaMetaWarning, stacklevel=2)
         self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned)
         kinds = (False, True) if shape.n_window_cells else (False,)
         self._layouts = {local: WindowLayout(self.cells, local) for local in kinds} if host_cache else {}
         graph = self._split(Capacity(1, 1), self._window_shapes({}, None)).graph
         self._n_vocab = graph.outputs[0].shape[0]
         self._memory = CacheMemory(device, graph.leaves, self._leaf_state, is_pinned)
+        self.cache = CacheOperations(self.cells, self._memory, find_cache_layers(graph), self._layouts.values())
 
     @property
     def cache_plan(self) -> CachePlan:
         """Where the device-resident part of the cache lies."""
         return self._memory.plan
+
+    @property
+    def host_cache_bytes(self) -> int:
+        """Bytes of the part of the cache that lies in host memory."""
+        return self._memory.host.data.size if self._memory.host else 0
 
     def prepare(self) -> None:
         """Records the steps that every generation needs: one token, and a prompt. Takes their memory and compiles their kernels now."""
@@ -165,7 +187,14 @@ class Context:
         except BaseException:
             self._take_back(sequences)
             raise
-        return recording.run(values)
+        if self.traces is None:
+            return recording.run(values)
+        return recording.run(values, lambda times: self._note_times(times, len(tokens)))
+
+    def _note_times(self, times: tuple[StreamTimes, ...], n_rows: int) -> None:
+        trace = self.transport.note_times(times, n_rows)
+        if self.traces is not None:
+            self.traces.append(trace)
 
     def _add_windows(self, values: dict[str, Sequence[int]], windows: Mapping[bool, Window], recording: Recording) -> None:
         """The inputs that say what is delivered, and the tables of slot cells where they have changed."""
@@ -214,7 +243,7 @@ class Context:
         for sequence, run in groupby(sequences):
             start, n = self.cells.length(sequence), len(list(run))
             try:
-                taken, in_window = self.cells.take(sequence, n)
+                taken, in_window = self.cells.take(sequence, n, tokens[len(positions) : len(positions) + n])
             except NumbaMetaError:
                 self._take_back(sequences[: len(positions)])
                 raise
@@ -297,14 +326,18 @@ class Context:
         try:
             if not workspace.fits(plan.workspace):
                 workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
+            block, host, copies = self._input_block(plan)
         except OutOfMemoryError:
             if not self.transport.give_up():
                 raise
             return self._record(capacity, windows)
         bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
-        block, host, copies = self._input_block(plan)
         binder = Binder(plan, bases, block, self._persistent_address, self.transport.ring_addresses)
         staged = [j for j, d in enumerate(plan.devices) if d.transfer_calls]
+        if not self.transport.ring_addresses:  # nor is a recording valid that had one
+            for stream in self._transfer_streams.values():
+                stream.close()
+            self._transfer_streams.clear()
         for j in staged:
             if j not in self._transfer_streams:
                 self._transfer_streams[j] = self.device.devices[j].stream("transfer", n_threads=1)

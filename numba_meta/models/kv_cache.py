@@ -6,13 +6,22 @@ last `round_up(window + ubatch, 256)` positions of each sequence, at `position` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from numba_meta.dtypes import DType
 from numba_meta.errors import ContextFullError, UsageError
 from numba_meta.memory.placement import Binding, Entry, Placement, bind_all, place_by_share, round_up
 from numba_meta.split.state import SplitState
+
+NO_CELL = -1  # of a position that was removed
+UNKNOWN = -1  # a token that nobody has told
+IntArray = npt.NDArray[Any]
+CellPairs = tuple[IntArray, IntArray]  # int64 (sources, destinations)
 
 
 @dataclass(frozen=True)
@@ -69,64 +78,227 @@ class _Pool:
         self._given_back += cells
 
 
+@dataclass(frozen=True)
+class Moves:
+    """Rows that go from cell to cell, in this order: of layers that see everything, and of those with a sliding window."""
+
+    cells: CellPairs
+    window_cells: CellPairs
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """What is known of a sequence beside its rows. Token and cell lists by position; a removed position keeps its place."""
+
+    tokens: tuple[int, ...]  # UNKNOWN where the position was removed
+    is_held: tuple[bool, ...]  # False where the position was removed
+    window_start: int  # the lowest position of which windows have a row
+    shortest: int  # the lowest length above 0 that windows can go back to
+
+
 class Cells:
-    """Which cells each sequence holds. Positions of a sequence run from 0 without gaps."""
+    """Which cells each sequence holds, and which tokens. Positions of a sequence run from 0; those that were removed have no cell (NO_CELL).
+
+    A sequence with cells of its own keeps position p in its cell p.
+    """
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
-        starts = range(0, shape.n_stored_cells, shape.n_stream_cells)
-        self._pools = [_Pool(start, start + shape.n_positions) for start in starts]
-        self._held: list[list[int]] = [[] for _ in range(shape.n_sequences)]
-        self._highest = [-1] * shape.n_sequences
+        self._pool = _Pool(0, shape.n_positions)
+        n = shape.n_sequences
+        self._held: list[list[int]] = [[] for _ in range(n)]
+        self._tokens: list[list[int]] = [[] for _ in range(n)]
+        self._highest = [-1] * n
+        self._window_start = [0] * n
+        self._shortest = [0] * n
+
+    # ---- what is there -----------------------------------------------------------------------------------------------------------------
 
     def length(self, sequence: int) -> int:
-        """Tokens of a sequence in the cache."""
+        """Positions of a sequence in the cache: where its next token goes."""
         return len(self._held[sequence])
 
     def held(self, sequence: int) -> Sequence[int]:
-        """The cell of each position of a sequence."""
+        """The cell of each position of a sequence; NO_CELL where it was removed."""
         return self._held[sequence]
 
+    def tokens(self, sequence: int) -> Sequence[int]:
+        """The token of each position of a sequence; UNKNOWN where it was removed or never told."""
+        return self._tokens[sequence]
+
     def highest(self, sequence: int) -> int:
-        """The highest cell that a sequence has held since it was last cleared; -1 before its first."""
+        """No cell of a sequence lies above this one; -1 before its first."""
         return self._highest[sequence]
 
-    def take(self, sequence: int, n_tokens: int) -> tuple[list[int], list[int]]:
+    def room(self, sequence: int) -> int:
+        """Tokens that can be appended to a sequence."""
+        left = self.shape.n_positions - self.length(sequence)
+        return min(left, self._pool.n_free) if self.shape.unified else left
+
+    def state(self, sequence: int) -> SequenceState:
+        """All that is known of a sequence: what `restore` takes."""
+        held = tuple(cell != NO_CELL for cell in self._held[sequence])
+        return SequenceState(tuple(self._tokens[sequence]), held, self._window_start[sequence], self._shortest[sequence])
+
+    def table_row(self, sequence: int, local: bool) -> IntArray:
+        """int32 cell of each position, NO_CELL where there is none; `local`: in the layers with a sliding window."""
+        held = np.array(self._held[sequence], np.int32)
+        if not local:
+            return held
+        positions = np.arange(len(held), dtype=np.int32)
+        has_row = (held != NO_CELL) & (positions >= self._window_start[sequence])
+        n = self.shape.n_window_cells
+        return np.where(has_row, sequence * n + positions % max(1, n), NO_CELL).astype(np.int32)
+
+    # ---- tokens come and go ------------------------------------------------------------------------------------------------------------
+
+    def take(self, sequence: int, n_tokens: int, tokens: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Cells for the next tokens of a sequence: (cells, window cells). Raises `ContextFullError`; then nothing is taken."""
-        start, pool = self.length(sequence), self._pool(sequence)
-        room = min(self.shape.n_positions - start, pool.n_free)
+        start, room = self.length(sequence), self.room(sequence)
         if n_tokens > room:
             raise ContextFullError(
                 f"{n_tokens} more tokens do not fit the context: {start} are in sequence {sequence}, room for {room} is left; use a larger --ctx-size"
             )
-        cells = pool.take(n_tokens)
+        cells = self._take_cells(sequence, range(start, start + n_tokens))
         self._held[sequence] += cells
+        self._tokens[sequence] += [UNKNOWN] * n_tokens if tokens is None else tokens
         self._highest[sequence] = max(self._highest[sequence], *cells) if cells else self._highest[sequence]
+        self._overwrite(sequence)
         return cells, self._window_cells(sequence, start, n_tokens)
 
     def truncate(self, sequence: int, n_tokens: int) -> None:
-        """Forgets all but the first `n_tokens` of a sequence. What a window has already overwritten cannot come back."""
-        back, spare = self.length(sequence) - n_tokens, self.shape.n_window_cells - self.shape.window
-        if self.shape.window and n_tokens and back > spare and self.length(sequence) > self.shape.n_window_cells:
+        """Forgets all but the first `n_tokens` of a sequence. What a window has already overwritten cannot come back: `UsageError`."""
+        length = self.length(sequence)
+        if n_tokens and n_tokens < min(length, self._shortest[sequence]):
             raise UsageError(
-                f"sequence {sequence} cannot go back from {self.length(sequence)} to {n_tokens} tokens: its sliding window keeps {spare} more; clear it instead"
+                f"sequence {sequence} cannot go back from {length} to {n_tokens} tokens: its sliding window keeps "
+                f"{length - self._shortest[sequence]} more; clear it instead"
             )
         held = self._held[sequence]
-        self._pool(sequence).give_back(held[: n_tokens - 1 if n_tokens else None : -1])
+        self._give_back(held[: n_tokens - 1 if n_tokens else None : -1])
         del held[n_tokens:]
-        self._highest[sequence] = self._highest[sequence] if held else -1
+        del self._tokens[sequence][n_tokens:]
+        if not held:
+            self._highest[sequence] = -1
+            self._window_start[sequence] = self._shortest[sequence] = 0
 
     def clear(self) -> None:
         """Forgets all sequences."""
         for sequence in range(self.shape.n_sequences):
             self.truncate(sequence, 0)
 
-    def _pool(self, sequence: int) -> _Pool:
-        return self._pools[0 if self.shape.unified else sequence]
+    # ---- operations --------------------------------------------------------------------------------------------------------------------
+
+    def remove(self, sequence: int, start: int, stop: int) -> None:
+        """Forgets the positions start..stop; the others stay where they are. At the end of a sequence that is `truncate`."""
+        if stop == self.length(sequence):
+            self.truncate(sequence, start)
+            return
+        held = self._held[sequence]
+        self._give_back(held[start:stop][::-1])
+        held[start:stop] = [NO_CELL] * (stop - start)
+        self._tokens[sequence][start:stop] = [UNKNOWN] * (stop - start)
+        self._highest[sequence] = max(held)
+
+    def shift(self, sequence: int, keep: int, drop: int) -> Moves:
+        """Forgets the positions keep..keep + drop and moves those behind them down by `drop`: the rows that this moves.
+
+        Rows of a unified cache stay in their cells. Where a window no longer has rows of the kept positions, they count as removed there.
+        """
+        held, later = self._held[sequence], range(keep + drop, self.length(sequence))
+        moved = [p for p in later if held[p] != NO_CELL]
+        windowed = [p for p in moved if p >= self._window_start[sequence]]
+        window_pairs = self._window_pairs(sequence, windowed, sequence, [p - drop for p in windowed])
+        sources = [held[p] for p in moved]
+        self._give_back(held[keep : keep + drop][::-1])
+        del held[keep : keep + drop]
+        del self._tokens[sequence][keep : keep + drop]
+        if not self.shape.unified:
+            for p in moved:
+                held[p - drop] -= drop
+        self._highest[sequence] = max(held, default=-1)
+        start, length = self._window_start[sequence], self.length(sequence)
+        start = start - drop if start > keep + drop else min(start, keep)
+        self._window_start[sequence] = start = min(start, length)
+        self._shortest[sequence] = min(length, start + self.shape.window) if start else 0
+        return Moves(_pairs(sources, [held[p - drop] for p in moved]), window_pairs)
+
+    def copy(self, source: int, destination: int) -> Moves:
+        """Makes a sequence equal to another one: the rows to copy. Raises `ContextFullError` without room; then nothing has changed."""
+        if source == destination:
+            return Moves(_pairs([], []), _pairs([], []))
+        held = self._held[source]
+        positions = [p for p, cell in enumerate(held) if cell != NO_CELL]
+        spare = self._pool.n_free + sum(cell != NO_CELL for cell in self._held[destination])
+        if self.shape.unified and len(positions) > spare:
+            raise ContextFullError(
+                f"a copy of sequence {source} needs {len(positions)} cells, {spare} are free for sequence {destination}; use a larger --ctx-size"
+            )
+        self._fill(destination, self.state(source))
+        copied = self._held[destination]
+        windowed = [p for p in positions if p >= self._window_start[source]]
+        pairs = _pairs([held[p] for p in positions], [copied[p] for p in positions])
+        return Moves(pairs, self._window_pairs(source, windowed, destination, windowed))
+
+    def restore(self, states: Mapping[int, SequenceState]) -> None:
+        """Forgets all sequences and makes these, without rows. Where they do not fit, an error says so and nothing has changed."""
+        shape = self.shape
+        if states and max(states) >= shape.n_sequences:
+            raise ContextFullError(f"sequence {max(states)} does not fit a context of {shape.n_sequences} sequences; use a larger --parallel")
+        longest = max((len(state.is_held) for state in states.values()), default=0)
+        if longest > shape.n_positions:
+            raise ContextFullError(f"a sequence of {longest} tokens does not fit the {shape.n_positions} of the context; use a larger --ctx-size")
+        n_cells = sum(sum(state.is_held) for state in states.values())
+        if n_cells > shape.n_cells:
+            raise ContextFullError(f"{n_cells} tokens do not fit the {shape.n_cells} cells of the context; use a larger --ctx-size")
+        self.clear()
+        for sequence, state in states.items():
+            self._fill(sequence, state)
+
+    # ---- parts -------------------------------------------------------------------------------------------------------------------------
+
+    def _fill(self, sequence: int, state: SequenceState) -> None:
+        """Makes a sequence from a state that fits; a shorter window than the state's holds its last positions."""
+        self.truncate(sequence, 0)
+        positions = [p for p, is_held in enumerate(state.is_held) if is_held]
+        held = self._held[sequence] = [NO_CELL] * len(state.is_held)
+        for p, cell in zip(positions, self._take_cells(sequence, positions), strict=True):
+            held[p] = cell
+        self._tokens[sequence] = list(state.tokens)
+        self._highest[sequence] = max(held, default=-1)
+        self._window_start[sequence], self._shortest[sequence] = state.window_start, state.shortest
+        self._overwrite(sequence)
+
+    def _overwrite(self, sequence: int) -> None:
+        """A window keeps the last positions of a sequence alone: notes what it has lost."""
+        start = self.length(sequence) - self.shape.n_window_cells
+        if self.shape.window and start > self._window_start[sequence]:
+            self._window_start[sequence] = start
+            self._shortest[sequence] = max(self._shortest[sequence], start + self.shape.window)
+
+    def _take_cells(self, sequence: int, positions: Sequence[int]) -> list[int]:
+        if self.shape.unified:
+            return self._pool.take(len(positions))
+        base = sequence * self.shape.n_stream_cells
+        return [base + p for p in positions]
+
+    def _give_back(self, cells: Sequence[int]) -> None:
+        if self.shape.unified:
+            self._pool.give_back([cell for cell in cells if cell != NO_CELL])
+
+    def _window_pairs(self, source: int, source_positions: Sequence[int], destination: int, positions: Sequence[int]) -> CellPairs:
+        n = self.shape.n_window_cells
+        if not n:
+            return _pairs([], [])
+        return _pairs([source * n + p % n for p in source_positions], [destination * n + p % n for p in positions])
 
     def _window_cells(self, sequence: int, start: int, n_tokens: int) -> list[int]:
         n = self.shape.n_window_cells
-        return [sequence * n + position % n for position in range(start, start + n_tokens)] if n else [-1] * n_tokens
+        return [sequence * n + position % n for position in range(start, start + n_tokens)] if n else [NO_CELL] * n_tokens
+
+
+def _pairs(sources: Sequence[int], destinations: Sequence[int]) -> CellPairs:
+    return np.array(sources, np.int64), np.array(destinations, np.int64)
 
 
 @dataclass(frozen=True)

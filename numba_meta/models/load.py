@@ -127,7 +127,7 @@ def available_cores() -> int:
 
 def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, progress: Progress | None) -> tuple[Context, LoadPlan]:
     """Plans a load and carries it out: weights on their devices, an empty cache."""
-    tensors = {name: TensorFacts(info.dtype, info.shape) for name, info in file.tensors.items()}
+    tensors = tensor_facts(file)
     plan = plan_load(config, tensors, options)
     factors = _rope_factors(file)
 
@@ -155,6 +155,11 @@ def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, prog
         device.close()
         raise
     return context, plan
+
+
+def tensor_facts(file: GGUFFile) -> dict[str, TensorFacts]:
+    """Type and shape of every tensor, by name."""
+    return {name: TensorFacts(info.dtype, info.shape) for name, info in file.tensors.items()}
 
 
 @contextmanager

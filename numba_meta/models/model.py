@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.errors import ContextFullError, ModelFileError, NumbaMetaError, UsageError
+from numba_meta.models.cache import Cache
+from numba_meta.models.cache_operations import choose_shift
 from numba_meta.models.chat import ChatTemplate
 from numba_meta.models.config import ModelConfig, read_config
 from numba_meta.models.context import SMALL_ROWS, Capacity, Context
@@ -22,6 +25,8 @@ from numba_meta.models.load import LoadOptions, LoadPlan, Progress, load_context
 from numba_meta.models.plan import DeviceFacts, ModelPlan
 from numba_meta.models.pull import resolve_model
 from numba_meta.models.sampling import Sampler, SamplingOptions
+from numba_meta.models.state_file import ModelIdentity, identify_model, load_state, save_state
+from numba_meta.models.timelines import Timelines
 from numba_meta.models.timings import Timings
 from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
 from numba_meta.models.transport import Transport
@@ -107,7 +112,6 @@ class Model:
         self._options = options
         self._load_plan = plan
         self._open = True
-        self._cached_ids: list[int] = []  # of sequence 0
         self._uses = 0  # how often the cache was begun anew: a generation whose cache another call has taken must not go on
 
     # ---- text and ids ------------------------------------------------------------------------------------------------------------------
@@ -145,11 +149,14 @@ class Model:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         reuse_prefix: bool = False,
+        context_shift: bool = False,
+        keep: int = 0,
         **sampling: Any,
     ) -> Iterator[str]:
         """Text pieces that follow a prompt (text or ids), whole characters each; ends at an end-of-generation token or a stop text.
 
-        A context that is full before that is a `ContextFullError`, after the text that fits.
+        A context that is full before that is a `ContextFullError`, after the text that fits; with `context_shift` the oldest half of what is not among
+        the first `keep` tokens is forgotten instead, as often as needed (`keep` -1: the prompt; a BOS at its beginning is always kept).
 
         `sampling`: temperature, top_k, top_p, min_p, repetition_penalty, repetition_last_n, seed. `reuse_prefix` keeps what the cache already holds of the
         prompt (a conversation that grows).
@@ -159,20 +166,33 @@ class Model:
             raise UsageError("a stop text is empty; expected at least one character")
         ids = self._prompt_ids(prompt)
         stream = StreamDetokenizer(self.tokenizer, at_start=not ids)
-        return _until_stop(self._pieces(ids, max_tokens, stream, ignore_eos, reuse_prefix, sampling), stops)
+        tokens = self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep))
+        return _until_stop(self._pieces(tokens, stream), stops)
 
-    def _pieces(
-        self, ids: list[int], max_tokens: int, stream: StreamDetokenizer, ignore_eos: bool, reuse_prefix: bool, sampling: dict[str, Any]
-    ) -> Iterator[str]:
-        for token in self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling):
+    def _pieces(self, tokens: Iterator[int], stream: StreamDetokenizer) -> Iterator[str]:
+        for token in tokens:
             if piece := stream.push(token):
                 yield piece
         if piece := stream.flush():
             yield piece
 
-    def generate_ids(self, prompt: str | Sequence[int], max_tokens: int = 128, *, ignore_eos: bool = False, **sampling: Any) -> list[int]:
-        """Ids that follow a prompt; ends before an end-of-generation id unless `ignore_eos`. Raises `ContextFullError` where they do not fit."""
-        return list(self._generated(self._prompt_ids(prompt), max_tokens, ignore_eos, False, sampling))
+    def generate_ids(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        *,
+        ignore_eos: bool = False,
+        reuse_prefix: bool = False,
+        context_shift: bool = False,
+        keep: int = 0,
+        **sampling: Any,
+    ) -> list[int]:
+        """Ids that follow a prompt; ends before an end-of-generation id unless `ignore_eos`. The other options are those of `generate`.
+
+        Raises `ContextFullError` where they do not fit.
+        """
+        ids = self._prompt_ids(prompt)
+        return list(self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep)))
 
     def generate_many(
         self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 128, *, ignore_eos: bool = False, **sampling: Any
@@ -190,9 +210,9 @@ class Model:
         return results
 
     def _generated(
-        self, ids: list[int], max_tokens: int, ignore_eos: bool, reuse_prefix: bool, sampling: dict[str, Any]
+        self, ids: list[int], max_tokens: int, ignore_eos: bool, reuse_prefix: bool, sampling: dict[str, Any], kept_on_shift: int | None = None
     ) -> Iterator[int]:
-        """Ids one by one. The last one is not fed back: nobody reads what would follow."""
+        """Ids one by one. The last one is not fed back: nobody reads what would follow. A full context shifts unless `kept_on_shift` is None."""
         self._check_open()
         sampler, ends = Sampler(_sampling_options(sampling)), self._ends(ignore_eos)
         self._check_room(ids, max_tokens)
@@ -213,23 +233,23 @@ class Model:
             self._check_open()
             if use != self._uses:
                 raise UsageError("another call has used the model since this generation began; finish one before the next begins")
+            if kept_on_shift is not None and not self.context.cells.room(0):
+                self.context.cache.shift(0, *choose_shift(self.context.cells.length(0), kept_on_shift))
             logits = self._step(token)
             self.timings = Timings(len(ids) - kept, start - begin, n + 1, time.perf_counter() - start)
 
     def _feed(self, ids: Sequence[int]) -> Logits:
         """Appends a prompt to sequence 0 in steps of `ubatch_size`; the logits of its last token."""
         n = self.context.ubatch_size
-        logits = None
+        logits: Logits | None = None
         for at in range(0, len(ids), n):
             chunk = ids[at : at + n]
             logits = self.context.decode(chunk, [0] * len(chunk), [len(chunk) - 1])[0]
-            self._cached_ids += chunk
         assert logits is not None
         return logits
 
     def _step(self, token: int) -> Logits:
         row: Logits = self.context.decode((token,), (0,), (0,))[0]
-        self._cached_ids.append(token)
         return row
 
     # ---- logits ------------------------------------------------------------------------------------------------------------------------
@@ -250,7 +270,6 @@ class Model:
         for at in range(0, len(ids), n):
             chunk = ids[at : at + n]
             rows = self.context.decode(chunk, [0] * len(chunk), range(len(chunk)), capacity)
-            self._cached_ids += chunk
             yield rows
 
     def perplexity(self, text: str, ctx_size: int = 512) -> float:
@@ -304,12 +323,65 @@ class Model:
             collectives_per_step=context.collectives_per_step,
             cuts=describe_cuts(plan.cuts),
             devices=devices,
+            host_cache_bytes=context.host_cache_bytes,
+            n_device_layers=plan.host_cache.n_device_layers if plan.host_cache else None,
         )
+
+    # ---- the cache ---------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def cache(self) -> Cache:
+        """The sequences in the cache: their tokens, and clear, remove, copy, shift."""
+        return Cache(self.context.cache, self._begin_use)
+
+    def save_state(self, path: str | Path) -> None:
+        """Writes what the cache holds, all sequences, to a file that any split and place of the cache of this model can load.
+
+        The file is replaced as a whole or not at all. Raises `NumbaMetaError` where it cannot be written.
+        """
+        self._check_open()
+        save_state(path, self._identity, self.context.cache)
+
+    def load_state(self, path: str | Path) -> None:
+        """Makes the cache hold what `save_state` wrote; `generate(prompt, reuse_prefix=True)` goes on from there without computing it again.
+
+        Raises `NumbaMetaError` for a damaged file, `UsageError` for one of another model or other cache types, `ContextFullError` where it does not
+        fit; then the cache is as it was.
+        """
+        self._check_open()
+        load_state(path, self._identity, self.context.cache)
+        self._uses += 1
+
+    @cached_property
+    def _identity(self) -> ModelIdentity:
+        return identify_model(self._file, self.config.shape.n_layer, self.config.shape.n_vocab)
+
+    def _begin_use(self) -> None:
+        self._check_open()
+        self._uses += 1
 
     @property
     def transport(self) -> Transport:
         """How a host-resident cache reaches the devices: `transport.stats` says what was decided and moved."""
         return self.context.transport
+
+    @contextmanager
+    def record_timeline(self, n_steps: int = 128) -> Iterator[Timelines]:
+        """Notes what every stream of every device did, and when, in the steps within; keeps the latest `n_steps`.
+
+            with model.record_timeline() as steps:
+                model.generate_ids("Hello", max_tokens=8)
+            steps[-1]  # a schedule.timeline.Timeline; draw it with inspect.draw_timeline
+
+        Costs two looks at the clock per call of a step (some 50 ns), and nothing outside; the times also go into `transport.stats`. Raises
+        `UsageError` for less than one step.
+        """
+        steps, before = Timelines(n_steps), self.context.traces
+        self.context.traces = steps.traces
+        try:
+            yield steps
+        finally:
+            self.context.traces = before
 
     def memory(self) -> dict[str, int]:
         """Bytes in use on each device."""
@@ -358,25 +430,34 @@ class Model:
         if len(ids) > room:
             raise ContextFullError(f"the prompt has {len(ids)} tokens, the context has room for {room}; shorten it or use a larger --ctx-size")
 
+    def _kept_on_shift(self, ids: Sequence[int], context_shift: bool, keep: int) -> int | None:
+        """How many tokens stay when the context is full; None: it does not shift."""
+        if keep < -1:
+            raise UsageError(f"keep {keep} is impossible; expected a number of tokens, or -1 for the prompt")
+        if not context_shift:
+            return None
+        begins = self.tokenizer.vocabulary.add_bos and ids[0] == self.tokenizer.bos_id
+        return len(ids) if keep == -1 else max(keep, 1 if begins else 0)
+
     def _ends(self, ignore_eos: bool) -> frozenset[int]:
         return frozenset() if ignore_eos else self.tokenizer.eog_ids
 
     def _reset(self) -> int:
         self.context.cells.clear()
-        self._cached_ids = []
         self._uses += 1
         return 0
 
     def _keep_prefix(self, ids: Sequence[int]) -> int:
         """Keeps the longest common beginning of cache and prompt, but the prompt's last token, which must be computed; how many tokens are kept."""
-        n = 0
-        while n < min(len(ids) - 1, len(self._cached_ids)) and ids[n] == self._cached_ids[n]:
+        cells = self.context.cells
+        cached, n = cells.tokens(0), 0
+        while n < min(len(ids) - 1, len(cached)) and ids[n] == cached[n]:
             n += 1
         try:
-            self.context.cells.truncate(0, n)
+            cells.truncate(0, n)
         except UsageError:  # a sliding window has already overwritten what would be needed
-            return self._reset()
-        self._cached_ids = self._cached_ids[:n]
+            n = 0
+            cells.truncate(0, 0)
         self._uses += 1
         return n
 

@@ -19,7 +19,10 @@ class DeviceFacts:
 
 @dataclass(frozen=True, repr=False)
 class ModelPlan:
-    """The decisions for a loaded model. `cuts` has one line per group of tensors that are cut alike."""
+    """The decisions for a loaded model. `cuts` has one line per group of tensors that are cut alike.
+
+    `host_cache_bytes` of the KV cache lie in host memory; then the first `n_device_layers` layers have theirs on the devices (None: all have).
+    """
 
     model: str
     architecture: str
@@ -32,6 +35,8 @@ class ModelPlan:
     collectives_per_step: int
     cuts: tuple[str, ...]
     devices: tuple[DeviceFacts, ...]
+    host_cache_bytes: int = 0
+    n_device_layers: int | None = None
 
     def table(self) -> str:
         """All of it as text, for a terminal."""

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numba_meta.devices.cpu import ALIGNMENT
+from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.errors import OutOfMemoryError
 from numba_meta.models.windows import Window
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.lower_transport import Link
+from numba_meta.schedule.trace import StepTrace, mean_times
 from numba_meta.schedule.transport_plan import Change, DeviceFacts, TransportOptions, TransportPlan, plan_transport
 from numba_meta.schedule.transport_slots import Delivery
 
+_TRACED_STEPS = 128  # whose times `stats` gives as a mean
+_DECODE_ROWS = 16  # up to here a step generates; larger ones hold a prompt
+
 
 def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool) -> list[Delivery]:
-    """The deliveries of a graph, one per layer, in the order of their readers."""
+    """The deliveries of a graph, one per layer, in the order of their readers. Who does not read a layer (a device without heads) receives nothing of it."""
     parts: dict[int, dict[str, Any]] = {}
+    reads: dict[int, list[bool]] = {}
     for node in split.graph.nodes:
         if node.op == "deliver":
             parts.setdefault(node.params["layer"], {})[node.params["part"]] = node
+        elif node.op == "attention" and node.sources[1].storage.op == "deliver":
+            shapes = [split.states[node].piece_shape(node.shape, j) for j in range(n_devices)]
+            reads[node.sources[1].storage.params["layer"]] = [all(shape) for shape in shapes]
     deliveries = []
     for consumer, (layer, both) in enumerate(parts.items()):
-        cells, pieces = [], []
+        cells: list[int] = []
+        pieces: list[tuple[int, ...]] = []
         for part in "kv":
             cache = both[part].sources[0]
             state = split.states[cache]
             cells.append(cache.strides[1])
-            pieces.append(tuple(cache.dtype.row_bytes(state.piece_shape(cache.shape, j)[0]) for j in range(n_devices)))
+            rows = [cache.dtype.row_bytes(state.piece_shape(cache.shape, j)[0]) for j in range(n_devices)]
+            pieces.append(tuple(n_bytes if reads[layer][j] else 0 for j, n_bytes in enumerate(rows)))
         window = both["k"].params
         deliveries.append(
             Delivery(
@@ -63,6 +75,7 @@ class Transport:
         self._gave_up = False
         self._steps = 0
         self._windows: Mapping[int, Window] = {}  # by layer
+        self._traces: deque[StepTrace] = deque(maxlen=_TRACED_STEPS)
 
     @property
     def links(self) -> list[Link]:
@@ -121,6 +134,22 @@ class Transport:
         self.plan, self._windows = plan, windows
         self._steps += 1
 
+    def note_times(self, times: tuple[StreamTimes, ...], n_rows: int) -> StepTrace:
+        """Remembers the times of the step that was noted last, where it generates."""
+        windows = {layer: (len(window.streams), window.n_cells) for layer, window in self._windows.items()}
+        trace = StepTrace(times, windows, n_rows)
+        if n_rows <= _DECODE_ROWS and self.plan is not None:
+            self._traces.append(trace)
+        return trace
+
+    def _times(self) -> dict[str, Any]:
+        """Means over the latest traced steps, in seconds per device; None where no step was traced."""
+        traced: dict[str, Any] = {"traced_steps": len(self._traces)}
+        times = mean_times([trace.transport_times(len(self._device)) for trace in self._traces]) if self._traces else None
+        for name in ("ordered_copy", "consumer_wait", "recycle_wait"):
+            traced[f"{name}_seconds"] = getattr(times, name) if times else None
+        return traced
+
     def _moved(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(early, late) bytes of the latest step, per device."""
         n_devices = len(self._device)
@@ -133,8 +162,13 @@ class Transport:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What was decided for the latest step and what it moved, bytes per device; `path` is `device` where nothing is host-resident."""
+        """What was decided for the latest step and what it moved, bytes per device; `path` is `device` where nothing is host-resident.
+
+        Seconds per device, as a mean over the latest 128 decode steps that were traced (`Model.record_timeline`), None without any:
+        `ordered_copy_seconds` (copies on the compute stream), `consumer_wait_seconds` (it waits for deliveries), `recycle_wait_seconds`
+        (the transfer stream waits for slots).
+        """
         if self.plan is None:
             return {"path": "device", "reason": "no layer's cache is in host memory", "ring_bytes": (), "early_bytes": (), "late_bytes": ()}
         early, late = self._moved()
-        return {**self.plan.stats(), "early_bytes": early, "late_bytes": late, "steps": self._steps, "pinned": self.is_pinned}
+        return {**self.plan.stats(), "early_bytes": early, "late_bytes": late, "steps": self._steps, "pinned": self.is_pinned, **self._times()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numba_meta.models.kv_cache import CacheShape, Cells
+from numba_meta.models.kv_cache import NO_CELL, CacheShape, Cells
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.transport_slots import BUCKET_CELLS, bucket_cells
 
@@ -80,8 +80,15 @@ class WindowLayout:
         if key == self._in_table:
             return {}
         self._in_table = key
-        used = window.streams if self._per_sequence else range(self._shape.n_sequences)
-        return {s: np.array(self.slot_cells(window, [s] * self._cells.length(s), range(self._cells.length(s))), np.int32) for s in used}
+        if not self._per_sequence:
+            return {s: self._cells.table_row(s, False) for s in range(self._shape.n_sequences)}
+        return {s: self._slot_row(window, s) for s in window.streams}
+
+    def _slot_row(self, window: Window, sequence: int) -> np.ndarray:
+        """Slot cells of a sequence's positions in its stream; NO_CELL stays."""
+        cells = self._cells.table_row(sequence, self._local)
+        base = sequence * (self._shape.n_window_cells if self._local else self._shape.n_stream_cells)
+        return np.where(cells == NO_CELL, cells, cells - base + window.streams.index(sequence) * window.n_cells).astype(np.int32)
 
     def forget_tables(self) -> None:
         """The host has changed which cells sequences hold: all rows are written again."""

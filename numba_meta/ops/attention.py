@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32, I32
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Rows, Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 
 SHARED_CHUNK_ROWS = 16  # up to here threads share a row's chunks; with more rows they share the rows
@@ -74,7 +74,7 @@ class Attention(Operation):
         first_head = _start(q, device)
         return {**node.params, "first_head": first_head, "first_kv": _start(k, device)}
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu import attention as kernels
 
         q, k, v, table, sequences, positions = node.sources

@@ -12,7 +12,7 @@ from numba_meta.split.state import SplitState
 from numba_meta.tensor import Rows, Tensor, contiguous_strides, format_shape, pad_shape
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.ops.lowering import Lowering
 
 Params = Mapping[str, Any]
 
@@ -53,7 +53,7 @@ class Operation(ABC):
         return node.params
 
     @abstractmethod
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         """Emits the CPU kernels that compute this node."""
 
 

@@ -11,7 +11,7 @@ from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.ops.lowering import Lowering
 
 
 @register
@@ -30,7 +30,7 @@ class AllReduce(Operation):
             return MIRRORED
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         to.all_reduce(node.sources[0], node)
 
 
@@ -53,5 +53,5 @@ class Gather(Operation):
     def localize(self, node: Tensor, states: Sequence[SplitState], state: SplitState, device: int) -> Params:
         return {**node.params, "shape": node.shape}
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         to.gather(node.sources[0], node)

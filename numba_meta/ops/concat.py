@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 
 def concat(graph: Graph, parts: Sequence[Tensor], axis: int, name: str = "") -> Tensor:
@@ -52,7 +52,7 @@ class Concat(Operation):
         mirrored = tuple(i for i, s in enumerate(states) if s.is_mirrored)
         return {**node.params, "cut": (state.axis, state.ranges(device), mirrored)} if state.is_split else node.params
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         axis = node.params["axis"]
         cut_axis, ranges, mirrored = node.params.get("cut", (None, (), ()))
         at = [0, 0, 0, 0]  # where the next part begins in the result

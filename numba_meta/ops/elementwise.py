@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import PARTIAL, SplitState
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 GLU_KINDS = ("swiglu", "geglu_tanh", "geglu_erf", "reglu", "sigmoid_gate")
 
@@ -47,7 +47,7 @@ class _Binary(Operation):
         check(fits, self.name, name, sources, "contiguous float32 tensors, the second broadcast to the first")
         return new_tensor(self.name, name, x.shape, sources, params, rows=x.rows)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu import elementwise as kernels
 
         x, y = node.sources
@@ -141,7 +141,7 @@ class Scale(Operation):
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         return states[0]
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu.elementwise import scale as kernel
 
         (x,) = node.sources
@@ -168,7 +168,7 @@ class Glu(Operation):
             raise no_rule(node, states)
         return gate
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu import elementwise as kernels
 
         gate, up = node.sources

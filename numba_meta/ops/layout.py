@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, register
 from numba_meta.split.state import Segment, SplitState, cut_points
 from numba_meta.tensor import Rows, Shape, Tensor, contiguous_strides, format_shape, pad_shape
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 
 def reshape(graph: Graph, x: Tensor, shape: Sequence[int], name: str = "") -> Tensor:
@@ -38,7 +38,7 @@ def contiguous(graph: Graph, x: Tensor, name: str = "") -> Tensor:
 class _View(Operation):
     is_view = True
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         """Nothing is computed."""
 
 
@@ -193,5 +193,5 @@ class Contiguous(Operation):
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         return states[0]
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         to.copy(node.sources[0], node)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32
 from numba_meta.errors import DeviceError
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 
 def matmul(graph: Graph, weight: Tensor, x: Tensor, name: str = "") -> Tensor:
@@ -47,7 +47,7 @@ class MatMul(Operation):
             return x
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu.matmul import choose_columns, matmul_kernel
 
         weight, x = node.sources

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32, I32
-from numba_meta.graph import Graph
 from numba_meta.ops.base import NeedsGather, Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Rows, Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 
 def rms_norm(graph: Graph, x: Tensor, weight: Tensor, epsilon: float, name: str = "") -> Tensor:
@@ -53,7 +53,7 @@ class RmsNorm(Operation):
             raise no_rule(node, states)
         return _over_rows(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu.norm import rms_norm as kernel
 
         x, weight = node.sources
@@ -86,7 +86,7 @@ class Softmax(Operation):
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         return _over_rows(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu.elementwise import softmax_rows as kernel
 
         (x,) = node.sources
@@ -112,7 +112,7 @@ class ArgMax(Operation):
         state = _over_rows(node, states)
         return state.on_axis(state.axis - 1)  # [n, t] becomes [t]
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu.reduce import argmax_rows as kernel
 
         (x,) = node.sources

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_meta.dtypes import F32, I32
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Rows, Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 
 def rope_angles(graph: Graph, positions: Tensor, inverse_frequencies: Sequence[float], scale: float = 1.0, name: str = "") -> Tensor:
@@ -42,7 +42,7 @@ class RopeAngles(Operation):
             return MIRRORED
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu.rope import rope_angles as kernel
 
         frequencies = to.constant(f"{node.name}.inverse_frequencies", np.asarray(node.params["inverse_frequencies"], np.float64))
@@ -76,7 +76,7 @@ class Rope(Operation):
             return states[0]
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu import rope as kernels
 
         x, angles = node.sources

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32, I32, I64
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState
 from numba_meta.tensor import Role, Rows, Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 
 def get_rows(graph: Graph, table: Tensor, ids: Tensor, name: str = "") -> Tensor:
@@ -57,7 +57,7 @@ class GetRows(Operation):
         ranges = states[0].ranges(device)
         return {**node.params, "first": ranges[0][0] if ranges else 0}
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         table, ids = node.sources
         first = int(node.params.get("first", 0))
         shared = {"ids": ids, "y": node, "y_stride": node.strides[1], "n_rows": to.count(node)}
@@ -101,10 +101,12 @@ class SetRows(_InPlace):
             return target
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu.rows import store_rows_kernel
 
         target, rows, ids = node.sources
+        if target.storage.op == "deliver" and not to.transport.is_read(target):
+            return
         to.call(
             store_rows_kernel(target.dtype),
             reads=(rows, ids),
@@ -132,7 +134,7 @@ class StoreCells(_InPlace):
             return MIRRORED
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu.cells import store_cells as kernel
 
         table, sequences, positions, cells = node.sources

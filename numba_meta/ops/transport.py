@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from numba_meta.dtypes import I32, I64
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, register
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Role, Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 
 class WindowShape(NamedTuple):
@@ -61,7 +61,7 @@ class Deliver(Operation):
             return cache  # the destination takes the state of the cache
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         to.transport.deliver(node)
 
 
@@ -81,5 +81,5 @@ class WriteBack(Operation):
             return cache
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         to.transport.write_back(node)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32
-from numba_meta.graph import Graph
 from numba_meta.ops.base import Operation, Params, check, new_tensor, reduce_partial, register
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.graph import Graph
+    from numba_meta.ops.lowering import Lowering
 
 KINDS = ("silu", "gelu_tanh", "gelu_erf", "relu", "relu_squared", "sigmoid", "tanh", "exp", "clamp", "softcap", "scale_add")
 
@@ -51,7 +51,7 @@ class Unary(Operation):
         reduce_partial(node, states)
         return states[0]
 
-    def lower_cpu(self, node: Tensor, to: CpuLowering) -> None:
+    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
         from numba_meta.kernels.cpu import elementwise as kernels
 
         (x,) = node.sources

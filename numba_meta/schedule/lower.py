@@ -12,28 +12,13 @@ import numpy as np
 from numba_meta.dtypes import F32, DType
 from numba_meta.errors import ShapeError
 from numba_meta.ops import operation
+from numba_meta.ops.lowering import Constant, Scratch
 from numba_meta.schedule.localize import DeviceGraph
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
     from numba_meta.kernels.cpu.kernel import CpuKernel
     from numba_meta.schedule.lower_transport import Link
-
-
-@dataclass(eq=False)
-class Scratch:
-    """Memory of a step that no tensor of the graph names: quantized activations, partial results of a kernel."""
-
-    name: str
-    n_bytes: int
-
-
-@dataclass(eq=False)
-class Constant:
-    """Data that calls read and that never changes: frequencies, row counts, lists of addresses."""
-
-    name: str
-    data: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -104,7 +89,7 @@ class CpuLowering:
         self._constants: dict[str, Constant] = {}
         self._node = ""
         self._consumed = {source for node in self._own.graph.nodes for source in node.sources}
-        self.transport = TransportLowering(self, staged_layers, n_slots, link or Link())
+        self.transport = TransportLowering(self, device_graphs, staged_layers, n_slots, link or Link())
 
     def lower(self) -> list[Call]:
         """Calls for the whole graph of this device, in order."""

@@ -15,7 +15,15 @@ from numba_meta.schedule.lower import Call, EventName
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
+    from numba_meta.schedule.localize import DeviceGraph
     from numba_meta.schedule.lower import CpuLowering
+
+
+def layers_read(graph: DeviceGraph) -> frozenset[int]:
+    """The layers whose delivered windows a device reads: none where it has no query heads, though it may hold K and V (one KV head, mirrored)."""
+    readers = [node for node in graph.graph.nodes if node.op == "attention" and node.n_elements]
+    windows = [node.sources[1].storage for node in readers]
+    return frozenset(window.params["layer"] for window in windows if window.op == "deliver")
 
 
 @dataclass(frozen=True)
@@ -40,17 +48,24 @@ class _Staged:
 class TransportLowering:
     """Turns `deliver` and `write_back` nodes into calls. `staged_layers` are those that use the ring, in the order of their slots."""
 
-    def __init__(self, to: CpuLowering, staged_layers: Sequence[int], n_slots: int, link: Link) -> None:
+    def __init__(self, to: CpuLowering, device_graphs: Sequence[DeviceGraph], staged_layers: Sequence[int], n_slots: int, link: Link) -> None:
         self._to = to
+        self._read_by = [layers_read(graph) for graph in device_graphs]
         self._slot_order = list(staged_layers)
         self._n_slots = n_slots
         self._link = link
         self._staged: dict[int, _Staged] = {}  # by layer; only those with bytes on this device
 
+    def is_read(self, window: Tensor) -> bool:
+        """Whether this device reads a delivered window; else nothing is delivered to it, nor stored in it."""
+        return window.storage.params["layer"] in self._read_by[self._to.device]
+
     def deliver(self, node: Tensor) -> None:
         """The copy of a window from the host; the compute stream waits for it after both parts of a layer are on their way."""
         from numba_meta.kernels.cpu.deliver import deliver_windows
 
+        if not self.is_read(node):
+            return
         cache, streams, n_streams, n_cells = node.sources
         whole = self._to.whole(cache)
         per_stream = whole.shape[1] // node.params["n_streams_full"]
@@ -82,10 +97,12 @@ class TransportLowering:
             self._to.calls.append(Call(None, waits=staged.ready, node=node.name))
 
     def write_back(self, node: Tensor) -> None:
-        """New rows to the host: by every device its heads, where all devices hold them by the first alone."""
+        """New rows to the host: by every device its heads; where all devices hold them, by the first that reads them."""
         from numba_meta.kernels.cpu.deliver import write_back
 
-        if self._to.is_mirrored(node) and self._to.device != 0:
+        layer = node.params["layer"]
+        readers = [device for device, layers in enumerate(self._read_by) if layer in layers]
+        if self._to.device not in (readers[:1] if self._to.is_mirrored(node) else readers):
             return
         cache, window, slot_cells, cells = node.sources
         whole = self._to.whole(cache)
@@ -106,7 +123,7 @@ class TransportLowering:
             (cache,),
             node=node.name,
         )
-        staged = self._staged.get(node.params["layer"])
+        staged = self._staged.get(layer)
         if staged is None:
             self._to.calls.append(call)
         else:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from numba_meta.memory.layout import Request
 from numba_meta.memory.workspace import WorkspacePlan, plan_workspace
+from numba_meta.ops.lowering import Scratch
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.localize import DeviceGraph, localize
-from numba_meta.schedule.lower import Call, CpuLowering, Offset, Peer, Place, Scratch
+from numba_meta.schedule.lower import Call, CpuLowering, EventName, Offset, Peer, Place
 from numba_meta.schedule.lower_transport import Link
 from numba_meta.schedule.transport_plan import TransportPlan
 from numba_meta.tensor import Role, Tensor
+
+INPUTS_THERE = EventName("inputs")  # of a device: its copy of the inputs has come
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,15 @@ class DevicePlan:
     calls: tuple[Call, ...]
     places: tuple[Tensor | Scratch, ...]
     transfer_calls: tuple[Call, ...] = ()
+
+    def streams(self) -> dict[str, tuple[Call, ...]]:
+        """What each of its streams does once the inputs were copied, in order: `compute`, and `transfer` where it has one."""
+        if not self.transfer_calls:
+            return {"compute": self.calls}
+        return {
+            "compute": (Call(None, records=INPUTS_THERE), *self.calls),
+            "transfer": (Call(None, waits=INPUTS_THERE), *self.transfer_calls),
+        }
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from numba_meta.devices.cpu import CpuEvent, CpuStep, CpuStream
 from numba_meta.devices.cpu_record import CpuRecorder
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cpu import program
-from numba_meta.schedule.lower import AddressList, Call, Constant, EventName, Offset, Peer, Place, Scratch
-from numba_meta.schedule.plan import StepPlan
+from numba_meta.ops.lowering import Constant, Scratch
+from numba_meta.schedule.lower import AddressList, Call, EventName, Offset, Peer, Place
+from numba_meta.schedule.plan import INPUTS_THERE, StepPlan
+from numba_meta.schedule.trace import Mark
 from numba_meta.schedule.transport_plan import TransportPlan
 from numba_meta.schedule.transport_slots import Ring
 from numba_meta.tensor import Role, Tensor
-
-_INPUTS_THERE = EventName("inputs")  # of a device: its copy of the inputs has come
 
 
 @dataclass(frozen=True)
@@ -102,23 +102,21 @@ class Binder:
         total = sum(stream.n_threads for stream in streams)
         recorders = []
         for device, stream in enumerate(streams):
-            compute = CpuRecorder(stream)
-            recorders.append(compute)
-            self._copy_inputs(device, compute)
-            if device not in transfer_streams:
-                self._record_together(device, [(compute, deque(self._plan.devices[device].calls))], meet_counter, total)
-                continue
-            transfer = CpuRecorder(transfer_streams[device])
-            recorders.append(transfer)
-            inputs = deque([Call(None, records=_INPUTS_THERE)])
-            both = [
-                (compute, inputs + deque(self._plan.devices[device].calls)),
-                (transfer, deque([Call(None, waits=_INPUTS_THERE), *self._plan.devices[device].transfer_calls])),
-            ]
-            self._record_together(device, both, meet_counter, total)
+            own = {"compute": stream, "transfer": transfer_streams.get(device)}
+            together: list[tuple[CpuRecorder, deque[Mark]]] = []
+            for purpose, calls in self._plan.devices[device].streams().items():
+                on = own[purpose]
+                if on is None:
+                    raise PlacementError(f"device {device} has no {purpose} stream, and {len(calls)} calls for it")
+                together.append((CpuRecorder(on), deque(Mark(device, purpose, call) for call in calls)))
+            self._copy_inputs(device, together[0][0])
+            self._record_together(device, together, meet_counter, total)
+            recorders += [recorder for recorder, _ in together]
         return CpuStep([recorder.stream for recorder in recorders], [recorder.program() for recorder in recorders])
 
-    def _record_together(self, device: int, streams: list[tuple[CpuRecorder, deque[Call]]], meet_counter: np.ndarray, total: int) -> None:
+    def _record_together(
+        self, device: int, streams: list[tuple[CpuRecorder, deque[Mark]]], meet_counter: np.ndarray, total: int
+    ) -> None:
         """Records the streams of a device in an order in which they could run: a wait comes after what it waits for."""
         events: dict[EventName, CpuEvent] = {}
         hazards = [_Hazards() for _ in streams]
@@ -127,28 +125,29 @@ class Binder:
         moved = True
         while moved:
             moved = False
-            for (recorder, calls), touched in zip(streams, hazards, strict=True):
-                while calls and (calls[0].waits is None or calls[0].waits in events):
-                    self._record_call(device, recorder, calls.popleft(), touched, events, meet_counter, total)
+            for (recorder, marks), touched in zip(streams, hazards, strict=True):
+                while marks and (marks[0].call.waits is None or marks[0].call.waits in events):
+                    self._record_call(recorder, marks.popleft(), touched, events, meet_counter, total)
                     moved = True
-        for recorder, calls in streams:
-            if calls:
-                raise PlacementError(f"{recorder.stream.name} waits for {calls[0].waits}, which nothing records before it")
+        for recorder, marks in streams:
+            if marks:
+                raise PlacementError(f"{recorder.stream.name} waits for {marks[0].call.waits}, which nothing records before it")
 
     def _record_call(
-        self, device: int, recorder: CpuRecorder, call: Call, touched: _Hazards, events: dict[EventName, CpuEvent], meet_counter: np.ndarray, total: int
+        self, recorder: CpuRecorder, mark: Mark, touched: _Hazards, events: dict[EventName, CpuEvent], meet_counter: np.ndarray, total: int
     ) -> None:
+        device, call = mark.device, mark.call
         if call.kernel is not None:
             values = {name: self._value(device, value) for name, value in call.arguments.items()}
             barrier = touched.needs_barrier(self._ranges(device, call.reads), self._ranges(device, call.writes))
-            recorder.call(call.kernel, barrier=barrier, **values)
+            recorder.call(call.kernel, barrier=barrier, mark=mark, **values)
             return
         if call.records is not None:
-            recorder.record(events.setdefault(call.records, CpuEvent(call.records.name)))
+            recorder.record(events.setdefault(call.records, CpuEvent(call.records.name)), mark)
         elif call.waits is not None:
-            recorder.wait(events[call.waits])
+            recorder.wait(events[call.waits], mark)
         else:
-            recorder.call(program.meet, barrier=False, counter=meet_counter, total=total)
+            recorder.call(program.meet, barrier=False, mark=mark, counter=meet_counter, total=total)
         touched.clear()  # all of these have a barrier before them, or before the call that follows
 
     def _value(self, device: int, value: Any) -> Any:
@@ -169,7 +168,7 @@ class Binder:
 
         source, destination, n = self._inputs.host_address, self._inputs.device_addresses[device], self._inputs.n_bytes
         values = {"source": source, "source_pitch": n, "destination": destination, "destination_pitch": n, "width": n, "height": 1}
-        recorder.call(copy_2d, barrier=False, **values)
+        recorder.call(copy_2d, barrier=False, mark=Mark(device, "compute", Call(copy_2d, values, node=INPUTS_THERE.name)), **values)
 
 
 class _Hazards:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 KINDS = ("attention", "compute", "copy", "wait", "meet")
@@ -39,6 +39,13 @@ class Timeline:
     def stop(self) -> Fraction:
         """The end of the last span, 0 without any."""
         return max((span.stop for span in self.spans), default=Fraction())
+
+    def between(self, start: Fraction | float, stop: Fraction | float) -> Timeline:
+        """The part from `start` to `stop`, which becomes its own begin and end; spans are cut there."""
+        low, high = Fraction(start), Fraction(stop)
+        inside = (span for span in self.spans if span.start < high and span.stop > low)
+        cut = tuple(replace(span, start=max(span.start, low) - low, stop=min(span.stop, high) - low) for span in inside)
+        return Timeline(self.streams, cut)
 
     def of(self, stream: str) -> tuple[Span, ...]:
         """The spans of one stream."""

@@ -145,7 +145,7 @@ def why_ordered(delivery: Delivery, devices: Sequence[DeviceFacts]) -> str | Non
     if delivery.is_read_later:
         return "a later split reads the same copy"
     if not delivery.is_pinned:
-        return "its host memory could not be pinned"
+        return "its host memory is not pinned"
     for device in devices:
         if device.is_foreign:
             return f"{device.name} is of a foreign type"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+
+
+ON_THE_DEVICE = {"path": "device", "reason": "nothing in the host", "ring_bytes": (), "early_bytes": (), "late_bytes": ()}
 
 
 class FakeTemplate:
@@ -25,6 +29,13 @@ class FakeModel:
         self.chat_template: FakeTemplate | None = FakeTemplate()
         self.plan = SimpleNamespace(table=lambda: "device  part\ncpu:0   100%")
         self.timings = SimpleNamespace(n_prompt=0, prompt_seconds=0.0, n_generated=0, generation_seconds=0.0)
+        self.traced: list[int] = []
+        self.transport = SimpleNamespace(stats=dict(ON_THE_DEVICE), options=SimpleNamespace(depth=1))
+
+    @contextmanager
+    def record_timeline(self, n_steps: int) -> Iterator[None]:
+        self.traced.append(n_steps)
+        yield
 
     def __enter__(self) -> FakeModel:
         return self

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from cli.fake_model import ON_THE_DEVICE
+
 from numba_meta.cli.bench import Result, Workload, as_table, plan_configurations, plan_workloads, take_turns
 from numba_meta.cli.options import LoadOptions
 from numba_meta.cli.terminal import Progress
@@ -45,11 +47,13 @@ def test_configurations_take_turns(monkeypatch):
 
     monkeypatch.setattr("numba_meta.cli.bench.measure", measure)
     tests = [Workload(n_prompt=8), Workload(n_generated=4)]
+    monkeypatch.setattr("numba_meta.cli.bench.transport_of", lambda model: ON_THE_DEVICE)
     results = take_turns({"a": "A", "b": "B"}, tests, 2, Progress())
-    turn = [("A", "prompt 8"), ("B", "prompt 8"), ("A", "generate 4 at 0"), ("B", "generate 4 at 0")]
-    assert order == turn * 3
-    assert results[0] == Result("a", tests[0], (5.0, 9.0))  # the first turn is not counted
-    assert results[3] == Result("b", tests[1], (8.0, 12.0))
+    assert order == [("A", "prompt 8"), ("B", "prompt 8")] * 3 + [("A", "generate 4 at 0"), ("B", "generate 4 at 0")] * 3
+    assert [(r.configuration, r.workload, r.speeds) for r in (results[0], results[3])] == [
+        ("a", tests[0], (3.0, 5.0)),  # the first turn is not counted
+        ("b", tests[1], (10.0, 12.0)),
+    ]
 
 
 def test_a_result_is_the_median_with_its_spread():
@@ -70,5 +74,5 @@ def test_the_whole_command(run, models):
         (configuration, *workload) for workload in ((8, 0, 0), (0, 4, 0), (0, 4, 16)) for configuration in ("cpu:0", "cpu:0,cpu:0")
     ]
     assert [r["turns"] for r in data["results"]] == [[16.0, 16.0]] * 6
-    assert [len(prompt) for prompt, _ in models[0].calls] == [8, 1, 16] * 3
+    assert [len(prompt) for prompt, _ in models[0].calls] == [8] * 3 + [1] * 3 + [16] * 3
     assert all(model.closed and model.load_arguments["ctx_size"] >= 20 for model in models)

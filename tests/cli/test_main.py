@@ -94,7 +94,7 @@ def test_wrong_use_is_one_line_and_status_2(run, models, arguments):
     assert models == []
 
 
-@pytest.mark.parametrize("option", ["--no-kv-offload", "--kv-pipeline-depth=1", "--kv-gpu-layers=2", "--deterministic", "--spec-type=x"])
+@pytest.mark.parametrize("option", ["--kv-pipeline-depth=1", "--kv-gpu-layers=0", "--kv-ring=whole", "--kv-cpu-pinned=on",  "--deterministic", "--spec-type=x"])
 def test_an_option_that_would_do_nothing_is_refused(run, models, option):
     outcome = run("generate", "m", "p", option)
     assert outcome.status == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,27 @@ def test_memory_and_threads_stay_flat_over_many_requests(llama: Path) -> None:
         first = requests()
         for _ in range(5):
             assert requests() == first
+
+
+def test_memory_of_the_process_is_flat_over_ten_thousand_steps(llama: Path) -> None:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("no /proc/self/statm: only Linux says there how much memory a process has")
+
+    def resident_bytes() -> int:
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with nm.load(llama, ctx_size=256, parallel=2) as model:
+
+        def steps(n: int) -> None:
+            for _ in range(n // 100):
+                model.generate_many([[1, 2], [3]], 20, ignore_eos=True)
+                model.generate_ids([5, 6], 80, ignore_eos=True)
+
+        steps(2000)
+        before = resident_bytes()
+        steps(10_000)
+        assert resident_bytes() - before < 2 << 20
 
 
 def test_close_gives_everything_back(llama: Path, gemma3: Path) -> None:

@@ -6,13 +6,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from numba_meta.kernels.cpu.program import yield_core
+from numba_meta.kernels.cpu.libc import yield_core
 from numba_meta.kernels.cpu.simd import declare_ir
 from numba_meta.kernels.cpu.simd_math import device_function
 
 _MONOTONIC = 1
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
 _SLEEP_MARGIN = 100_000  # ns: what the system may oversleep
+_SPIN = 5_000  # ns: on a busy machine a core that was given away does not come back sooner
 
 
 @intrinsic
@@ -42,11 +43,11 @@ def sleep_us(typingctx, microseconds):  # type: ignore[no-untyped-def]
 
 @device_function
 def wait_for_time(deadline):  # type: ignore[no-untyped-def]
-    """Returns at `deadline` (ns of `clock_ns`): sleeps the most of a long wait, yields the rest."""
+    """Returns at `deadline` (ns of `clock_ns`): sleeps the most of a long wait, yields the rest, spins at its end."""
     remaining = deadline - clock_ns()
     while remaining > 0:
         if remaining > 2 * _SLEEP_MARGIN:
             sleep_us((remaining - _SLEEP_MARGIN) // 1000)
-        else:
+        elif remaining > _SPIN:
             yield_core()
         remaining = deadline - clock_ns()

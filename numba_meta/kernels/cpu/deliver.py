@@ -23,9 +23,11 @@ def deliver_windows(  # type: ignore[no-untyped-def]
     """Copies the first `*n_cells` cells of `*n_streams` streams (their numbers: int32 at `streams`), packed one after the other.
 
     In the host a stream steps `stream_bytes`, a cell `cell_bytes`, of which a device takes `width` bytes from `source` on; at `destination` cells
-    lie `width` bytes apart. Threads share the cells. Reads and writes width * cells * streams bytes.
+    lie `width` bytes apart. Threads share the cells. Reads and writes width * cells * streams bytes, none of them before `delay_ns` have passed: who
+    does not wait for a late copy must not find its bytes.
     """
     begin = clock_ns()
+    wait_for_time(begin + delay_ns)
     cells, count = load_i64(n_cells), load_i64(n_streams)
     total = cells * count
     item, end = share(total, thread, n_threads), share(total, thread + 1, n_threads)
@@ -49,8 +51,12 @@ def write_back(  # type: ignore[no-untyped-def]
     thread, n_threads, slot: Ptr, width: Int, slot_cells: Ptr, host: Ptr, cell_bytes: Int, cells: Ptr, n_rows: Ptr, bytes_per_second: Int,
     delay_ns: Int,
 ):  # fmt: skip
-    """Copies this step's rows from their cells in the slot to their cells in the host cache: `width` bytes each. -1: not stored."""
+    """Copies this step's rows from their cells in the slot to their cells in the host cache: `width` bytes each. -1: not stored.
+
+    Nothing is read before `delay_ns` have passed: a slot that is filled again too early must not still hold the rows.
+    """
     begin = clock_ns()
+    wait_for_time(begin + delay_ns)
     n = load_i64(n_rows)
     for r in range(share(n, thread, n_threads), share(n, thread + 1, n_threads)):
         cell = load_i32(cells + 4 * r)

@@ -10,23 +10,23 @@ N_THREADS.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from numba_meta.kernels.cpu.clock import clock_ns
 from numba_meta.kernels.cpu.kernel import Int, Ptr, cpu_kernel
-from numba_meta.kernels.cpu.simd import declare_ir, load_i64, pointer_ir, store_i64
+from numba_meta.kernels.cpu.libc import condition_broadcast, condition_wait, mutex_lock, mutex_unlock, yield_core
+from numba_meta.kernels.cpu.simd import load_i64, pointer_ir, store_i64
 
 CALL_WORDS = 3  # kernel, arguments, barrier before
-TEAM_WORDS = 3  # control block, program, number of calls
+TEAM_WORDS = 4  # control block, program, number of calls, where times are noted (0: nowhere)
+TIME_WORDS = 2  # begin and end of a call
 CONTROL_WORDS = 128
-GENERATION, PROGRAM, N_CALLS, N_THREADS, ARRIVED, FINISHED, STOP, SLEEPING, MUTEX, CONDITION = (8 * i for i in range(10))
+GENERATION, PROGRAM, N_CALLS, N_THREADS, ARRIVED, FINISHED, STOP, SLEEPING, MUTEX, CONDITION, TIMES = (8 * i for i in range(11))
 _SPINS = 2000  # about 20 us: a barrier inside a step is shorter than that when every thread has a core
 _YIELDS = 4000  # then milliseconds: the pause between two steps
 _i64 = ir.IntType(64)
-_i32 = ir.IntType(32)
 
 
 @intrinsic
@@ -68,40 +68,6 @@ def call_kernel(typingctx, address, arguments, thread, n_threads):  # type: igno
     return types.void(types.int64, types.int64, types.int64, types.int64), codegen
 
 
-def _libc(symbol: str, n_pointers: int) -> Any:
-    """A function of the C library that takes addresses and gives an int."""
-
-    def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
-        byte = ir.IntType(8).as_pointer()
-        function = declare_ir(b, symbol, _i32, [byte] * n_pointers)
-        return b.call(function, [b.inttoptr(x, byte) for x in a])
-
-    if n_pointers == 0:
-
-        def call0(typingctx):  # type: ignore[no-untyped-def]
-            return types.int32(), codegen
-
-        return intrinsic(call0)
-    if n_pointers == 1:
-
-        def call1(typingctx, x):  # type: ignore[no-untyped-def]
-            return types.int32(types.int64), codegen
-
-        return intrinsic(call1)
-
-    def call2(typingctx, x, y):  # type: ignore[no-untyped-def]
-        return types.int32(types.int64, types.int64), codegen
-
-    return intrinsic(call2)
-
-
-yield_core = _libc("sched_yield", 0)
-mutex_lock = _libc("pthread_mutex_lock", 1)
-mutex_unlock = _libc("pthread_mutex_unlock", 1)
-condition_wait = _libc("pthread_cond_wait", 2)
-condition_broadcast = _libc("pthread_cond_broadcast", 1)
-
-
 @njit(nogil=True)
 def wait_until(address, target):  # type: ignore[no-untyped-def]
     """Until the counter at an address has reached a value: spins, then yields."""
@@ -121,7 +87,11 @@ def barrier(counter, n_threads):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def walk(control, thread):  # type: ignore[no-untyped-def]
-    """Runs this thread's share of every call of the team's program."""
+    """Runs this thread's share of every call of the team's program. Whether times are noted is asked once a step."""
+    times = load_i64(control + 8 * TIMES)
+    if times != 0 and thread == 0:
+        walk_noting_times(control, times)
+        return
     program = load_i64(control + 8 * PROGRAM)
     n_threads = load_i64(control + 8 * N_THREADS)
     for i in range(load_i64(control + 8 * N_CALLS)):
@@ -129,6 +99,27 @@ def walk(control, thread):  # type: ignore[no-untyped-def]
         if n_threads > 1 and load_i64(call + 16) != 0:
             barrier(control + 8 * ARRIVED, n_threads)
         call_kernel(load_i64(call), load_i64(call + 8), thread, n_threads)
+
+
+@njit(nogil=True)
+def walk_noting_times(control, times):  # type: ignore[no-untyped-def]
+    """As `walk`, for thread 0: notes when each call began and ended, at `times` int64 `[n_calls + 1, TIME_WORDS]`, ns of `clock_ns`.
+
+    A call begins behind its barrier: a wait there is a gap. The last row is the whole walk.
+    """
+    program = load_i64(control + 8 * PROGRAM)
+    n_threads = load_i64(control + 8 * N_THREADS)
+    n_calls = load_i64(control + 8 * N_CALLS)
+    whole = times + 8 * TIME_WORDS * n_calls
+    store_i64(whole, clock_ns())
+    for i in range(n_calls):
+        call = program + 8 * CALL_WORDS * i
+        if n_threads > 1 and load_i64(call + 16) != 0:
+            barrier(control + 8 * ARRIVED, n_threads)
+        store_i64(times + 8 * TIME_WORDS * i, clock_ns())
+        call_kernel(load_i64(call), load_i64(call + 8), 0, n_threads)
+        store_i64(times + 8 * TIME_WORDS * i + 8, clock_ns())
+    store_i64(whole + 8, clock_ns())
 
 
 @njit(nogil=True)
@@ -200,6 +191,7 @@ def run_step(thread, n_threads, teams: Ptr, n_teams: Int, events: Ptr, n_events:
         control = load_i64(team)
         store_i64(control + 8 * PROGRAM, load_i64(team + 8))
         store_i64(control + 8 * N_CALLS, load_i64(team + 16))
+        store_i64(control + 8 * TIMES, load_i64(team + 24))
         atomic_add(control + 8 * GENERATION, 1)
         rouse(control)
     first = load_i64(teams)

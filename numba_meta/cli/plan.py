@@ -1,0 +1,100 @@
+"""`numba-meta plan`: what a load would decide and how fast it would be, from the header of a file; no weight is read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from numba_meta.cli.options import LOAD_OPTIONS, SEQUENCE_OPTIONS, LoadOptions, counts, finite, gathered
+from numba_meta.cli.plan_report import forecast_data, forecast_lines
+from numba_meta.cli.session import load_arguments
+from numba_meta.cli.terminal import Progress, say
+
+if TYPE_CHECKING:
+    from numba_meta.models.planner import ModelForecast, Speeds
+
+SPEED = click.FloatRange(min=0, min_open=True)
+
+
+@click.command(short_help="Say what a load would decide, and how fast it would be.")
+@click.argument("model")
+@click.option("-d", "--contexts", type=counts(0), metavar="N,…", help="Tokens before the step.  [default: 512,2048,8192 … the whole context]")
+@click.option("--weights-gbps", type=SPEED, callback=finite, metavar="X", help="GB/s at which weights are read.  [default: measured]")
+@click.option("--attention-gbps", type=SPEED, callback=finite, metavar="X", help="GB/s at which attention reads the cache.  [default: measured]")
+@click.option("--calibrate", is_flag=True, help="Measure this machine again.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@gathered("load", LoadOptions, *LOAD_OPTIONS, *SEQUENCE_OPTIONS)
+def plan(
+    model: str,
+    contexts: tuple[int, ...] | None,
+    weights_gbps: float | None,
+    attention_gbps: float | None,
+    calibrate: bool,
+    as_json: bool,
+    load: LoadOptions,
+) -> None:
+    """Say what loading MODEL with these options would decide, and how long a step would take after several contexts.
+
+    Only the file's header is read. How fast this machine is gets measured once, in a few seconds, and is remembered. A device's
+    link is the one of its `link=`, in GB/s, else as fast as memory is copied.
+
+    \b
+    Examples:
+      numba-meta plan smollm2 --no-kv-offload --device "cpu:0?link=5.3,cpu:0?link=2.7"
+      numba-meta plan gemma3 --device cpu:0,cpu:0 --tensor-split 70,30 --contexts 1024,4096
+      numba-meta plan smollm2 -nkvo --weights-gbps 30 --attention-gbps 20 --json
+    """
+    progress = Progress()
+    forecast, name = forecast_model(model, load, contexts, weights_gbps, attention_gbps, calibrate, progress)
+    progress.clear()
+    if as_json:
+        click.echo(json.dumps(forecast_data(name, forecast), ensure_ascii=False))
+        return
+    for line in forecast_lines(name, forecast):
+        click.echo(line)
+
+
+def forecast_model(
+    model: str,
+    load: LoadOptions,
+    contexts: tuple[int, ...] | None,
+    weights_gbps: float | None,
+    attention_gbps: float | None,
+    renew: bool,
+    progress: Progress,
+) -> tuple[ModelForecast, str]:
+    """The forecast of a model file and the file's name."""
+    from numba_meta.devices.host_memory import available_bytes
+    from numba_meta.models.config import read_config
+    from numba_meta.models.gguf import read_gguf
+    from numba_meta.models.load import LoadOptions as Options
+    from numba_meta.models.load import available_cores, tensor_facts
+    from numba_meta.models.planner import plan_transport_of_model
+    from numba_meta.models.pull import resolve_model
+
+    options = Options(**load_arguments(load))
+    path = resolve_model(model, progress)
+    file = read_gguf(path)
+    try:
+        speeds = choose_speeds(weights_gbps, attention_gbps, renew)
+        forecast = plan_transport_of_model(
+            read_config(file), tensor_facts(file), options, contexts, speeds, available_bytes(), available_cores()
+        )
+    finally:
+        file.close()
+    return forecast, path.name
+
+
+def choose_speeds(weights_gbps: float | None, attention_gbps: float | None, renew: bool) -> Speeds:
+    """Speeds as they were measured on this machine, but for those that were given."""
+    from numba_meta.schedule.calibrate import calibrate, given_speeds, is_known
+
+    def speeds(needs, n_threads):  # type: ignore[no-untyped-def]
+        if renew or not is_known(needs, n_threads):
+            say("numba-meta: measuring how fast this machine is (only once)")
+        measured = calibrate(needs, n_threads, renew)
+        return given_speeds(needs, 1e9 * (weights_gbps or 0), 1e9 * (attention_gbps or 0), measured)
+
+    return speeds

@@ -1,0 +1,56 @@
+"""`model.cache`: what a user may do with the sequences in the cache, between generations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba_meta.models.cache_operations import CacheOperations
+
+
+class Cache:
+    """The sequences in a model's cache; `generate` uses sequence 0. Positions run from 0; a token that is removed leaves a hole in them.
+
+    Every change ends a generation that is under way: its next token is an error. `generate(..., reuse_prefix=True)` goes on from what sequence 0 holds.
+    Raises `UsageError` for a sequence or position that is not there; then nothing has changed.
+    """
+
+    def __init__(self, operations: CacheOperations, begin_use: Callable[[], None]) -> None:
+        self._operations = operations
+        self._begin_use = begin_use
+
+    def length(self, sequence: int = 0) -> int:
+        """Positions of a sequence: where its next token goes."""
+        self._operations.check_sequence(sequence)
+        return self._operations.cells.length(sequence)
+
+    def tokens(self, sequence: int = 0) -> list[int]:
+        """The token id at every position of a sequence; -1 where it was removed."""
+        self._operations.check_sequence(sequence)
+        return list(self._operations.cells.tokens(sequence))
+
+    def clear(self, sequence: int | None = None) -> None:
+        """Forgets a sequence, or all."""
+        self._begin_use()
+        self._operations.clear(sequence)
+
+    def remove(self, sequence: int, start: int, stop: int | None = None) -> None:
+        """Forgets the positions start..stop (None: the end) of a sequence. What comes behind them stays where it is; nothing attends to the hole.
+
+        A sliding window cannot go back to what it has overwritten: an end that would need that is a `UsageError`.
+        """
+        self._begin_use()
+        self._operations.remove(sequence, start, stop)
+
+    def copy(self, source: int, destination: int) -> None:
+        """Makes `destination` equal to `source`, with cells of its own. Raises `ContextFullError` where there is no room."""
+        self._begin_use()
+        self._operations.copy(source, destination)
+
+    def shift(self, sequence: int, keep: int, drop: int) -> None:
+        """Keeps the first `keep` tokens, forgets the `drop` behind them, and moves all later ones down by `drop` positions.
+
+        Keys are rotated to their new positions and rounded to the cache's type again. What is kept was computed with the dropped tokens in sight: it
+        is not what the shorter text alone would give. Kept tokens that a sliding window had lost already stay lost for its layers.
+        """
+        self._begin_use()
+        self._operations.shift(sequence, keep, drop)

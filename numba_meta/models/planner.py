@@ -1,0 +1,261 @@
+"""What a load would decide and how fast its steps would be, from the header of a file alone. Pure: nothing is allocated, read or run.
+
+The decisions are those of `load` itself (`plan_load`, `plan_cuts`, `plan_transport`); times follow from the calls of a decode step, the speeds of
+the devices, and the recursion of design page 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from numba_meta.errors import UsageError
+from numba_meta.memory.placement import Placement
+from numba_meta.models.builder import BatchShape, GraphBuilder
+from numba_meta.models.config import ModelConfig
+from numba_meta.models.kv_cache import CacheShape, plan_cache
+from numba_meta.models.load import BUILDERS, LoadOptions, LoadPlan, plan_load
+from numba_meta.models.transport import deliveries_of
+from numba_meta.models.weights import plan_weights
+from numba_meta.models.windows import Window, choose_window_shape, full_window
+from numba_meta.ops.transport import WindowShape
+from numba_meta.schedule.bound import DeviceLoad, StepPrediction, predict_step, step_bound_devices
+from numba_meta.schedule.infer import SplitGraph, infer_splits
+from numba_meta.schedule.plan import plan_step
+from numba_meta.schedule.predict import DeviceSpeeds, Needs, device_loads, link_of, needs_of
+from numba_meta.schedule.transport_plan import DeviceFacts, TransportPlan, plan_transport
+from numba_meta.schedule.transport_slots import Delivery, Ring, bucket_cells
+from numba_meta.schedule.virtual_clock import Link
+from numba_meta.split.policy import CutPlan
+from numba_meta.split.rules import TensorFacts
+from numba_meta.split.state import MIRRORED, SplitState
+from numba_meta.tensor import Role, Tensor
+
+_FIRST_CONTEXT = 512
+Speeds = Callable[[Sequence[Needs], Sequence[int]], Sequence[DeviceSpeeds]]
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """Bytes of each device, and of the host. `workspace`: of decode steps on the ordered path at the smallest window."""
+
+    weights: tuple[int, ...]
+    cache: tuple[int, ...]
+    workspace: tuple[int, ...]
+    host: int
+    cache_placement: Placement
+
+
+@dataclass(frozen=True)
+class StepForecast:
+    """A step of one token after a context of `context` tokens. `delivered[j]`: bytes that travel to device j."""
+
+    context: int
+    transport: TransportPlan | None  # None: nothing is delivered
+    delivered: tuple[int, ...]
+    times: StepPrediction | None  # None without speeds
+
+    @property
+    def path(self) -> str:
+        """`device`, `ordered` or `pipelined`."""
+        return self.transport.path if self.transport else "device"
+
+    @property
+    def seconds(self) -> float:
+        """Of a step on the path that would be taken. Raises `UsageError` where no speeds were given."""
+        if self.times is None:
+            raise UsageError("no speeds were given to predict a step with; give some, or read the decisions alone")
+        return float(self.times.pipelined if self.path == "pipelined" else self.times.ordered)
+
+
+@dataclass(frozen=True)
+class ModelForecast:
+    """Everything that a load would decide, and its steps by context."""
+
+    load: LoadPlan
+    devices: tuple[str, ...]
+    memory: MemoryNeeds
+    cell_bytes: Mapping[int, tuple[int, ...]]  # of K and V of one token, by layer that is delivered, per device
+    speeds: tuple[DeviceSpeeds, ...]  # none where none were given
+    links: tuple[Link, ...]  # how fast deliveries come, at the speeds
+    steps: tuple[StepForecast, ...]
+
+
+def default_contexts(n_positions: int) -> tuple[int, ...]:
+    """512, 2048, 8192 ... and the longest that leaves room for one more token."""
+    contexts, context = [], _FIRST_CONTEXT
+    while context < n_positions - 1:
+        contexts.append(context)
+        context *= 4
+    return (*contexts, max(0, n_positions - 1))
+
+
+def plan_transport_of_model(
+    config: ModelConfig,
+    tensors: dict[str, TensorFacts],
+    options: LoadOptions,
+    contexts: Sequence[int] | None = None,
+    speeds: Speeds | None = None,
+    free_bytes: int | None = None,
+    n_cores: int | None = None,
+) -> ModelForecast:
+    """Plans a load with these options and predicts decode steps of one sequence after each of `contexts` (None: `default_contexts`).
+
+    `speeds(needs, threads)` gives the speeds of the devices for what a step does (None: decisions alone). `free_bytes`: what the machine has for
+    devices without a limit of their own, None for any amount. `n_cores`: cores for all threads; where there are fewer than threads, a copy's work
+    comes on top of what is computed. Raises `UsageError` for impossible options or contexts.
+    """
+    plan = plan_load(config, tensors, options)
+    n_devices = len(plan.specs)
+    chosen = sorted(set(default_contexts(plan.cache_shape.n_positions) if contexts is None else contexts))
+    if not chosen or chosen[0] < 0 or chosen[-1] >= plan.cache_shape.n_positions:
+        raise UsageError(f"contexts {chosen}: expected 0 to {plan.cache_shape.n_positions - 1}, with room for one more token in --ctx-size")
+    split = infer_splits(_smallest_graph(config, tensors, plan), _leaf_state(plan.cuts), n_devices)
+    step = plan_step(split, plan.n_threads, options.exact, _alignment())
+    memory = _memory(plan, split, step.workspace.n_bytes)
+    pinned = plan.host_cache is not None and plan.host_cache.pinned and all(spec.can_pin for spec in plan.specs)
+    deliveries = deliveries_of(split, n_devices, pinned)
+    cell_bytes = {d.layer: tuple(d.cell_bytes(j) for j in range(n_devices)) for d in deliveries}
+    known = tuple(speeds(needs_of(step), plan.n_threads)) if speeds else ()
+    links = tuple(link_of(spec.link_bytes_per_second, spec.delay_ns, speed) for spec, speed in zip(plan.specs, known, strict=False))
+    names = _names(plan)
+    steps, ring = [], None
+    for context in chosen:
+        transport = _plan_transport(plan, config, deliveries, context, _facts(plan, names, memory, ring, free_bytes))
+        ring = transport.ring if transport else None
+        windows = {layer: (1, _delivered_cells(config, plan.cache_shape, layer, context)) for layer in cell_bytes}
+        delivered = tuple(sum(windows[layer][1] * n[j] for layer, n in cell_bytes.items()) for j in range(n_devices))
+        times = None
+        if known:
+            attended = {layer: min(context + 1, window or context + 1) for layer, window in enumerate(config.windows)}
+            loads = device_loads(step, attended, windows, known, links)
+            copies = [{layer: n * cell_bytes[layer][j] / speed.copies for layer, (_, n) in windows.items()} for j, speed in enumerate(known)]
+            times = _predict(loads, options.kv_pipeline_depth, transport, _taken_from_computing(plan, copies, n_cores))
+        steps.append(StepForecast(context, transport, delivered, times))
+    return ModelForecast(plan, names, memory, cell_bytes, known, links, tuple(steps))
+
+
+# ---- graphs and memory -----------------------------------------------------------------------------------------------------------------
+
+
+def _alignment() -> int:
+    from numba_meta.devices.cpu import ALIGNMENT
+
+    return ALIGNMENT
+
+
+def _names(plan: LoadPlan) -> tuple[str, ...]:
+    from numba_meta.devices.meta import name_devices
+
+    return name_devices(plan.specs)
+
+
+def _smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: LoadPlan):  # type: ignore[no-untyped-def]
+    """One token, and windows of one bucket: what is read and where devices meet does not depend on more."""
+    shape = plan.cache_shape
+    windows: dict[bool, WindowShape] = {}
+    if plan.host_cache:
+        for local in (False, True) if shape.n_window_cells else (False,):
+            windows[local] = choose_window_shape(Window((0,), 0), full_window(shape, local), None)
+    batch = BatchShape(
+        n_rows=1,
+        n_outputs=1,
+        n_sequences=shape.n_sequences,
+        n_positions=shape.n_positions,
+        n_cells=shape.n_stored_cells,
+        n_window_cells=shape.n_window_cells * shape.n_sequences,
+        cache_type_k=plan.cache_types[0],
+        cache_type_v=plan.cache_types[1],
+        n_device_layers=plan.host_cache.n_device_layers if plan.host_cache else None,
+        windows=windows,
+    )
+    return BUILDERS[config.architecture](GraphBuilder(config, tensors, batch, None))
+
+
+def _leaf_state(cuts: CutPlan) -> Callable[[Tensor], SplitState]:
+    def state(leaf: Tensor) -> SplitState:
+        if leaf.role is Role.WEIGHT:
+            return cuts.weight(leaf.name)
+        kind, _, layer = leaf.name.partition(".")
+        if kind in ("cache_k", "cache_v"):
+            cut: SplitState = getattr(cuts.layers[int(layer)], kind)
+            return cut
+        return MIRRORED
+
+    return state
+
+
+def _memory(plan: LoadPlan, split: SplitGraph, workspace: Sequence[int]) -> MemoryNeeds:
+    n_devices, alignment = len(plan.specs), _alignment()
+    leaves, state = split.graph.leaves, _leaf_state(plan.cuts)
+    weights = plan_weights([leaf for leaf in leaves if leaf.role is Role.WEIGHT], plan.cuts.weights, n_devices)
+    kept = [leaf for leaf in leaves if leaf.role is Role.CACHE and leaf.name.startswith("cache_")]
+    tables = sum(leaf.n_bytes for leaf in leaves if leaf.role is Role.CACHE) - sum(leaf.n_bytes for leaf in kept)
+    placement = plan_cache([(k.name, k.dtype, k.shape[0], k.shape[1], state(k)) for k in kept], n_devices, alignment).placement
+    resident = tuple((placement.simple_bytes(j) if kept else 0) + tables for j in range(n_devices))
+    host = sum(leaf.n_bytes for leaf in leaves if leaf.role is Role.HOST)
+    return MemoryNeeds(weights.n_bytes, resident, tuple(workspace), host, placement)
+
+
+# ---- transport -------------------------------------------------------------------------------------------------------------------------
+
+
+def _delivered_cells(config: ModelConfig, shape: CacheShape, layer: int, context: int) -> int:
+    """Of a step after `context` tokens: its own row is read too."""
+    delivered = bucket_cells(context + 1)
+    return min(delivered, shape.n_window_cells) if config.windows[layer] else delivered
+
+
+def _plan_transport(
+    plan: LoadPlan, config: ModelConfig, deliveries: Sequence[Delivery], context: int, facts: tuple[list[DeviceFacts], Ring | None]
+) -> TransportPlan | None:
+    """The plan of the graph that serves a step of this context."""
+    if not deliveries or plan.host_cache is None:
+        return None
+    now = []
+    for delivery in deliveries:
+        window = Window((0,), _delivered_cells(config, plan.cache_shape, delivery.layer, context))
+        shape = choose_window_shape(window, full_window(plan.cache_shape, bool(config.windows[delivery.layer])), None)
+        now.append(replace(delivery, n_cells_now=shape.n_cells, n_streams=shape.n_streams))
+    return plan_transport(now, facts[0], _alignment(), plan.host_cache.transport, facts[1])
+
+
+def _facts(
+    plan: LoadPlan, names: Sequence[str], memory: MemoryNeeds, ring: Ring | None, free_bytes: int | None
+) -> tuple[list[DeviceFacts], Ring | None]:
+    """What is free beside weights, cache and the ring that is held; devices without a limit share the machine."""
+    used = [memory.weights[j] + memory.cache[j] + (ring.ring_bytes[j] if ring else 0) for j in range(len(names))]
+    facts = []
+    for j, (name, spec) in enumerate(zip(names, plan.specs, strict=True)):
+        free = None if free_bytes is None else max(0, free_bytes - sum(used))
+        if spec.memory_limit is not None:
+            free = spec.memory_limit - used[j]
+        facts.append(DeviceFacts(name, free, has_async_copies=spec.has_async_copies))
+    return facts, ring
+
+
+# ---- times -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _taken_from_computing(plan: LoadPlan, copies: Sequence[Mapping[int, float]], n_cores: int | None) -> list[dict[int, float]]:
+    """Of the seconds in which a device's copies keep a core busy, by layer: those that its compute threads lack when copies overlap with them.
+
+    On a CPU somebody's core moves the bytes. With a core for every thread nothing is taken; without any to spare, all of it.
+    """
+    n_transfer, n_compute = len(plan.specs), sum(plan.n_threads)
+    missing = 0.0 if n_cores is None else min(1.0, max(0.0, (n_compute + n_transfer - n_cores) / n_transfer))
+    return [{layer: missing * seconds for layer, seconds in own.items()} for own in copies]
+
+
+def _predict(
+    loads: Sequence[DeviceLoad], depth: int, transport: TransportPlan | None, taken: Sequence[Mapping[int, float]]
+) -> StepPrediction:
+    """Both paths. The pipelined one with what copies take from computing where cores are shared."""
+    times = predict_step(loads, depth)
+    if transport is None:
+        return times
+    busy = [
+        replace(load, segments=tuple((first + more, *rest) for (first, *rest), more in zip(load.segments, extra.values(), strict=True)))
+        for load, extra in zip(loads, taken, strict=True)
+    ]
+    return replace(times, pipelined=step_bound_devices(busy, depth).step)
