@@ -11,10 +11,12 @@ command needs them, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _never_fail_to_encode()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        with app.make_context("numba-meta", words, obj=state) as context:
+        with _warnings_in_one_line(), app.make_context("numba-meta", words, obj=state) as context:
             app.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as exit_request:
@@ -67,6 +69,14 @@ def describe_failure(error: Exception) -> tuple[str, int]:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}", 1
     return f"unexpected {type(error).__name__}: {_one_line(str(error))}; this is a fault of numba-meta: --debug shows where", 1
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """A warning is a line like any other message, without the place in the code that it came from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say(f"numba-meta: {_one_line(str(message))}")
+        yield
 
 
 def _one_line(text: str) -> str:

@@ -15,7 +15,7 @@ import click
 from numba_meta import __version__
 from numba_meta.cli.machine import cpu_name
 from numba_meta.cli.options import BATCH_OPTIONS, RING_OPTIONS, LoadOptions, cache_types, counts, places, with_options
-from numba_meta.cli.session import bench_ids, generation_speed, open_model, prompt_speed
+from numba_meta.cli.session import HOST_CACHE_ARGUMENTS, bench_ids, generation_speed, open_model, prompt_speed
 from numba_meta.cli.terminal import Progress, table
 from numba_meta.devices.parse import format_bytes
 
@@ -128,7 +128,8 @@ def bench(
         raise click.UsageError("--kv-pipeline-depth says how a KV cache in host memory is delivered; add --no-kv-offload 1.")
     n_cells = max(workload.n_cells for workload in workloads)
     base = LoadOptions(ctx_size=n_cells, **load_values)
-    configurations = plan_configurations(base, devices, splits, threads, cache_type_k, cache_type_v, plan_places(host_places, pipeline_depths or (0, 1)))
+    where = plan_places(host_places, pipeline_depths or (0, 1))
+    configurations = plan_configurations(base, devices, splits, threads, cache_type_k, cache_type_v, where)
     progress = Progress()
     with contextlib.ExitStack() as stack:
         models = {name: stack.enter_context(open_model(model, load, 1, progress)) for name, load in configurations.items()}
@@ -171,7 +172,8 @@ def plan_places(places: Sequence[bool], pipeline_depths: Sequence[int]) -> list[
     found: list[tuple[str, dict[str, Any]]] = []
     for in_host in dict.fromkeys(places):
         if not in_host:
-            found.append(("cache on the device" if len(set(places)) > 1 else "", {}))
+            others = dict.fromkeys(HOST_CACHE_ARGUMENTS) if True in places else {}  # without any they are refused
+            found.append(("cache on the device" if True in places else "", others))
             continue
         for depth in dict.fromkeys(pipeline_depths):
             found.append((f"host cache, depth {depth}", {"no_kv_offload": True, "kv_pipeline_depth": depth}))

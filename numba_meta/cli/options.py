@@ -124,7 +124,7 @@ RING_OPTIONS: tuple[Decorator, ...] = (
     ),
 )  # fmt: skip
 HOST_CACHE_OPTIONS: tuple[Decorator, ...] = (
-    click.option("-nkvo", "--no-kv-offload", is_flag=True, help="Keep the KV cache in host memory; layers are delivered as they are needed."),
+    click.option("-nkvo", "--no-kv-offload", is_flag=True, help="Keep the KV cache in host memory and deliver it layer by layer."),
     _number("--kv-pipeline-depth", least=0, help="Layers that are delivered ahead; 0: each right before its use.  [default: 1]"),
     *RING_OPTIONS,
 )

@@ -122,20 +122,20 @@ def after_generation(model: Model, verbosity: int) -> Iterator[str]:
 
 
 def transport_lines(stats: Mapping[str, Any], devices: Sequence[str], verbosity: int) -> Iterator[str]:
-    """The transport plan of the latest step: what is staged, the ring, bytes per device; from 2 on times, from 3 on the inputs that stayed ordered."""
+    """The transport plan of the latest step: what is staged, ring and bytes per device; from 2 on times, from 3 on what stayed ordered."""
     if stats["path"] == "device":
         return
     staged, ordered = stats["staged"], stats["ordered"]
     yield f"transport: {stats['path']}: {stats['reason']}"
-    yield f"  {len(staged)} of {len(staged) + len(ordered)} deliveries staged, {stats['n_slots']} slots of {format_bytes(stats['slot_bytes'])}"
+    n, slot = len(staged) + len(ordered), format_bytes(stats["slot_bytes"])
+    yield f"  {len(staged)} of {n} deliveries staged, {stats['n_slots']} slots of {slot}"
     shares = stats["shares"] or (0,) * len(devices)
-    for device, share, ring, early, late in zip(devices, shares, stats["ring_bytes"], stats["early_bytes"], stats["late_bytes"], strict=True):
-        yield (
-            f"  {device}: share {share / WHOLE_SHARE:.3f}, ring {format_bytes(ring)}, early {format_bytes(early)} and late {format_bytes(late)} a step"
-        )
+    for j, device in enumerate(devices):
+        ring, early, late = (format_bytes(stats[f"{what}_bytes"][j]) for what in ("ring", "early", "late"))
+        yield f"  {device}: share {shares[j] / WHOLE_SHARE:.3f}, ring {ring}, early {early} and late {late} a step"
     reasons = Counter(ordered.values())
-    for reason, n in reasons.items():
-        yield f"  {n} ordered: {reason}"
+    for reason, count in reasons.items():
+        yield f"  {count} ordered: {reason}"
     if verbosity >= 2 and stats["traced_steps"]:
         yield f"  mean over {stats['traced_steps']} steps, ms: " + "; ".join(_times(stats, j, device) for j, device in enumerate(devices))
     if verbosity >= 3:

@@ -10,4 +10,16 @@ class RankError(NumbaMetaError):
 
 
 class JoinError(RankError):
-    """The ranks did not join; every rank that still lives raises the same one, which names the rank, its host and its reason."""
+    """The ranks did not join; every rank that still lives raises the same one, which names the rank, its host and its reason.
+
+    `speaker` is the rank that tells the user, so that one reason is not said N times.
+    """
+
+    def __init__(self, message: str = "", *, exit_status: int = 1, speaker: int = 0) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+        self.speaker = speaker
+
+
+class MpiError(RankError):
+    """A function of MPI failed: most often since another rank has gone, which then is the reason that counts."""

@@ -10,7 +10,7 @@ import abc
 import hashlib
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from numba_meta.comm.errors import RankError
@@ -19,6 +19,7 @@ from numba_meta.comm.launch import check_rank
 _HEADER = struct.Struct("<qq40s")  # number of the call, bytes of its payload, its purpose
 FRAME_BYTES = 16384  # one frame holds header and payload; larger payloads travel in several
 CAPACITY = FRAME_BYTES - _HEADER.size
+Deadline = Callable[[Sequence[bytes | None]], float]  # from what was heard so far, when to stop waiting: a time of `time.monotonic`
 
 
 class World(abc.ABC):
@@ -33,8 +34,8 @@ class World(abc.ABC):
         self._n_calls = 0
 
     @abc.abstractmethod
-    def _exchange_frames(self, frame: bytes, seconds: float | None) -> list[bytes | None]:
-        """`frame` (`FRAME_BYTES`) of every rank in rank order; None for those that were not heard from within `seconds` (None: wait on)."""
+    def _exchange_frames(self, frame: bytes, until: Deadline | None) -> list[bytes | None]:
+        """`frame` (`FRAME_BYTES`) of every rank in rank order; None for those not heard from before `until` (None: waits on)."""
 
     def exchange(self, payload: bytes, purpose: str = "") -> list[bytes]:
         """The payload of every rank, in rank order.
@@ -49,19 +50,22 @@ class World(abc.ABC):
                 into += (frame or b"")[: len(part)]
         return [bytes(each) for each in whole]
 
-    def exchange_within(self, payload: bytes, seconds: float, purpose: str = "") -> list[bytes | None]:
-        """As `exchange`, for payloads of up to `CAPACITY` bytes; None for ranks that were not heard from within `seconds`."""
+    def exchange_within(self, payload: bytes, until: Deadline, purpose: str = "") -> list[bytes | None]:
+        """As `exchange`, for payloads of up to `CAPACITY` bytes; None for ranks that were not heard from before `until`."""
         if len(payload) > CAPACITY:
             raise RankError(f"a timed exchange of {len(payload)} bytes; expected at most {CAPACITY}")
-        return self._exchange_first(payload, purpose, seconds)
+        return self._exchange_first(payload, purpose, lambda frames: until([_payload(frame, len(payload)) for frame in frames]))
 
-    def _exchange_first(self, payload: bytes, purpose: str, seconds: float | None) -> list[bytes | None]:
+    def _exchange_first(self, payload: bytes, purpose: str, until: Deadline | None) -> list[bytes | None]:
         header = _HEADER.pack(self._n_calls, len(payload), purpose.encode()[:40])
         self._n_calls += 1
-        frames = self._exchange_frames((header + payload[:CAPACITY]).ljust(FRAME_BYTES, b"\0"), seconds)
+        frames = self._exchange_frames((header + payload[:CAPACITY]).ljust(FRAME_BYTES, b"\0"), until)
         check_calls(frames, self.rank)
-        n_bytes = min(len(payload), CAPACITY)
-        return [None if frame is None else frame[_HEADER.size : _HEADER.size + n_bytes] for frame in frames]
+        return [_payload(frame, min(len(payload), CAPACITY)) for frame in frames]
+
+
+def _payload(frame: bytes | None, n_bytes: int) -> bytes | None:
+    return None if frame is None else frame[_HEADER.size : _HEADER.size + n_bytes]
 
 
 def check_calls(frames: Sequence[bytes | None], own_rank: int) -> None:
@@ -89,7 +93,7 @@ class SoloWorld(World):
     def __init__(self, host: str | None = None) -> None:
         super().__init__(0, 1, host)
 
-    def _exchange_frames(self, frame: bytes, seconds: float | None) -> list[bytes | None]:
+    def _exchange_frames(self, frame: bytes, until: Deadline | None) -> list[bytes | None]:
         return [frame]
 
 

@@ -67,7 +67,7 @@ def draw_ring(plan: TransportPlan, names: Sequence[str], title: str = "", width:
 def _draw_slot(page: Panel, plan: TransportPlan, device: int, slot: int, x: float, y: float, lane: float, scale: float) -> None:
     assert plan.ring is not None
     held = plan.ring.ring_bytes[device] / plan.n_slots
-    page.box(x, y, plan.slot_bytes * scale, lane, "none", edge=FAINT, line=0.6, style="dashed")
+    page.box(x, y, plan.slot_bytes * scale, lane, "none", gid=f"{device}/{slot}/whole", edge=FAINT, style="dashed")
     page.box(x, y, held * scale, lane, device_colour(device, 0.15), gid=f"{device}/{slot}", edge=FAINT)
     if slot < len(plan.staged):
         delivery = plan.staged[slot]
@@ -150,7 +150,7 @@ def draw_slots(timeline: Timeline, n_slots: int, title: str = "", width: float =
     lanes = [(device, slot) for device in devices for slot in range(n_slots)]
     lane, left = 22.0, _MARGIN + max((text_width(f"{device} slot {n_slots}", SMALL) for device in devices), default=0.0) + 8
     top = 74.0 if title else 46.0
-    inner, long = width - left - _MARGIN, len(lanes) * (lane + 4.0)
+    inner, long = width - left - _MARGIN, max(1, len(lanes)) * (lane + 4.0)
     height = top + long + 44
     figure = new_figure(width, height)
     page = add_panel(figure, 0, 0, width, height, (0, width), (height, 0))

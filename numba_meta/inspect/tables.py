@@ -128,10 +128,11 @@ def _shown_places(places: Sequence[Any], offsets: dict[Any, int]) -> str:
 def plan_facts(plan: ModelPlan) -> list[str]:
     """The lines above the table of devices."""
     window = f", {plan.n_window_cells} cells per sequence in layers with a sliding window" if plan.n_window_cells else ""
+    place = cache_place(plan.n_device_layers, plan.host_cache_bytes)
     arithmetic = "float32 activations (exact)" if plan.exact else "8-bit activations"
     return [
         f"{plan.model}: {plan.architecture}, {arithmetic}, kernels for {plan.isa}",
-        f"{cache_place(plan.n_device_layers, plan.host_cache_bytes)}: {plan.n_cells} cells for {_count(plan.n_sequences, 'sequence')}, {'/'.join(plan.cache_types)}{window}",
+        f"{place}: {plan.n_cells} cells for {_count(plan.n_sequences, 'sequence')}, {'/'.join(plan.cache_types)}{window}",
         f"{_count(plan.collectives_per_step, 'meeting')} of {_count(len(plan.devices), 'device')} per step",
         *plan.cuts,
     ]

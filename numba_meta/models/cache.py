@@ -10,8 +10,8 @@ from numba_meta.models.cache_operations import CacheOperations
 class Cache:
     """The sequences in a model's cache; `generate` uses sequence 0. Positions run from 0; a token that is removed leaves a hole in them.
 
-    Every change ends a generation that is under way: its next token is an error. `generate(..., reuse_prefix=True)` goes on from what sequence 0 holds.
-    Raises `UsageError` for a sequence or position that is not there; then nothing has changed.
+    Every change ends a generation that is under way: its next token is an error. `generate(..., reuse_prefix=True)` goes on from what
+    sequence 0 holds. Raises `UsageError` for a sequence or position that is not there; then nothing has changed.
     """
 
     def __init__(self, operations: CacheOperations, begin_use: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Cache:
         self._operations.clear(sequence)
 
     def remove(self, sequence: int, start: int, stop: int | None = None) -> None:
-        """Forgets the positions start..stop (None: the end) of a sequence. What comes behind them stays where it is; nothing attends to the hole.
+        """Forgets the positions start..stop (None: the end) of a sequence. What comes behind them stays; nothing attends to the hole.
 
         A sliding window cannot go back to what it has overwritten: an end that would need that is a `UsageError`.
         """
@@ -49,8 +49,9 @@ class Cache:
     def shift(self, sequence: int, keep: int, drop: int) -> None:
         """Keeps the first `keep` tokens, forgets the `drop` behind them, and moves all later ones down by `drop` positions.
 
-        Keys are rotated to their new positions and rounded to the cache's type again. What is kept was computed with the dropped tokens in sight: it
-        is not what the shorter text alone would give. Kept tokens that a sliding window had lost already stay lost for its layers.
+        Keys are rotated to their new positions and rounded to the cache's type again. What is kept was computed with the dropped tokens in
+        sight: it is not what the shorter text alone would give. Kept tokens that a sliding window had lost already stay lost for its
+        layers.
         """
         self._begin_use()
         self._operations.shift(sequence, keep, drop)

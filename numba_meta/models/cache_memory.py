@@ -33,7 +33,8 @@ class HostMemory:
         try:
             self.data = np.frombuffer(mmap.mmap(-1, max(1, n_bytes)), np.uint8)
         except (OSError, OverflowError, ValueError):
-            raise OutOfMemoryError(f"the host: a KV cache of {n_bytes} bytes is more than this machine gives; use a smaller context") from None
+            what = f"a KV cache of {n_bytes} bytes is more than this machine gives"
+            raise OutOfMemoryError(f"the host: {what}; use a smaller context") from None
 
     @property
     def address(self) -> int:
@@ -62,7 +63,7 @@ class _Place:
 
 
 class CacheMemory:
-    """Where every cache tensor and cell table of a context lies. `state_of` is the policy; leaves are those of any of the context's graphs."""
+    """Where every cache tensor and cell table of a context lies. `state_of`: the policy; leaves: those of any of the context's graphs."""
 
     def __init__(self, device: MetaDevice, leaves: Sequence[Tensor], state_of: Callable[[Tensor], SplitState], is_pinned: bool) -> None:
         n_devices = len(device)

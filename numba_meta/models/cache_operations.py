@@ -1,7 +1,7 @@
 """Operations on the cache of a context: clear, remove a range, copy a sequence, shift. The same bytes wherever the rows lie.
 
-All of it runs between steps. A step has ended when its run returns, its deliveries and write-backs too, so whole cells are read and written in place;
-what the devices know of cells (their tables) is written anew where it has changed.
+All of it runs between steps. A step has ended when its run returns, its deliveries and write-backs too, so whole cells are read and
+written in place; what the devices know of cells (their tables) is written anew where it has changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ELEMENTS_AT_ONCE = 1 << 22  # of rows that are moved: bounds the memory that an
 
 @dataclass(frozen=True)
 class Rotation:
-    """How keys are turned by their position: angle = position * scale * inverse_frequencies, for the first dims of each head of `head_dim`."""
+    """How the first dims of each head (of `head_dim`) of a key are turned: angle = position * scale * inverse_frequencies."""
 
     inverse_frequencies: tuple[float, ...]
     scale: float
@@ -104,7 +104,10 @@ def rotate_keys(rows: RawRows, dtype: DType, rotation: Rotation, n_positions: in
 
 
 def choose_shift(length: int, keep: int) -> tuple[int, int]:
-    """(keep, drop) that make room in a full sequence: half of what is not kept goes, the oldest first. `ContextFullError` where all is kept."""
+    """(keep, drop) that make room in a full sequence: half of what is not kept goes, the oldest first.
+
+    Raises `ContextFullError` where all is kept.
+    """
     keep = min(keep, length)
     if keep >= length:
         raise ContextFullError(f"the context is full with {length} tokens and all of them are kept; keep fewer or use a larger --ctx-size")
@@ -137,12 +140,13 @@ class CacheOperations:
         length = self.cells.length(sequence)
         stop = length if stop is None else stop
         if not 0 <= start <= stop <= length:
-            raise UsageError(f"positions {start} to {stop} of sequence {sequence} cannot be removed; expected 0 <= start <= stop <= {length}")
+            wanted = f"expected 0 <= start <= stop <= {length}"
+            raise UsageError(f"positions {start} to {stop} of sequence {sequence} cannot be removed; {wanted}")
         self.cells.remove(sequence, start, stop)
         self.write_tables([sequence])
 
     def copy(self, source: int, destination: int) -> None:
-        """Makes `destination` equal to `source`, with cells of its own. Raises `ContextFullError` without room; then nothing has changed."""
+        """Makes `destination` equal to `source`, with cells of its own. Without room a `ContextFullError`; then nothing has changed."""
         self.check_sequence(source)
         self.check_sequence(destination)
         moves = self.cells.copy(source, destination)
@@ -152,12 +156,14 @@ class CacheOperations:
     def shift(self, sequence: int, keep: int, drop: int) -> None:
         """Forgets `drop` positions behind the first `keep` and moves all later ones down by `drop`; their keys are rotated back by as much.
 
-        In a layer with a sliding window, kept positions that the window has lost stay lost. Raises `UsageError` for positions that are not there.
+        In a layer with a sliding window, kept positions that the window has lost stay lost. Raises `UsageError` for positions that are not
+        there.
         """
         self.check_sequence(sequence)
         length = self.cells.length(sequence)
         if keep < 0 or drop < 0 or keep + drop > length:
-            raise UsageError(f"sequence {sequence} has {length} tokens: {keep} cannot be kept and {drop} dropped; expected 0 or more, {length} in all at most")
+            wanted = f"expected 0 or more, {length} in all at most"
+            raise UsageError(f"sequence {sequence} has {length} tokens: {keep} cannot be kept and {drop} dropped; {wanted}")
         moves = self.cells.shift(sequence, keep, drop)
         self._move_all(moves, -drop)
         self.write_tables([sequence])
@@ -172,7 +178,7 @@ class CacheOperations:
             layout.forget_tables()
 
     def _move_all(self, moves: Moves, n_positions: int) -> None:
-        """In layers that see everything rows only ever move down or to cells of others, so that some at a time are safe; a window goes around."""
+        """Where layers see everything, rows only move down or to another sequence: some at a time are safe. A window goes around."""
         for layer in self.layers:
             pairs, around = (moves.window_cells, True) if layer.window else (moves.cells, False)
             self._move(layer.k, pairs, n_positions, around)

@@ -25,7 +25,7 @@ from numba_meta.models.cache_operations import CacheOperations, find_cache_layer
 from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
 from numba_meta.models.transport import Transport
 from numba_meta.models.weights import WeightPlan
-from numba_meta.models.windows import Window, WindowLayout, choose_window_shape, full_window
+from numba_meta.models.windows import Window, WindowLayout, choose_window_shape, full_window, tight_window_shape
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.infer import SplitGraph, infer_splits
 from numba_meta.schedule.plan import StepPlan, plan_step
@@ -38,6 +38,8 @@ from numba_meta.tensor import Role, Tensor
 
 SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and sequences may share one
 Logits = npt.NDArray[np.float32]
+_Planned = tuple[SplitGraph, dict[bool, WindowShape]]
+_NOTHING = Window((0,), 0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ class Recording:
     @property
     def is_valid(self) -> bool:
         return self._generations == (self._workspace.generation, self._transport.generation)
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.plan.transport is not None and self.plan.transport.is_too_large
 
     def release(self) -> None:
         """Gives back the memory that only this recording uses; it must not run again."""
@@ -229,10 +235,12 @@ class Context:
         """The smallest of a few capacities that a batch fits, so that few recordings serve all batches."""
         if n_rows == 1:
             return Capacity(1, 1)
+        if n_rows <= self.ubatch_size and n_outputs <= 1:
+            return Capacity(self.ubatch_size, 1)  # a prompt, short ones too
         if n_rows <= SMALL_ROWS:
             return Capacity(SMALL_ROWS, SMALL_ROWS)
         if n_rows <= self.ubatch_size:
-            return Capacity(self.ubatch_size, 1 if n_outputs <= 1 else self.ubatch_size)
+            return Capacity(self.ubatch_size, self.ubatch_size)
         raise NumbaMetaError(f"a step of {n_rows} rows is larger than ubatch_size {self.ubatch_size}; split it")
 
     def _append(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]) -> dict[str, Sequence[int]]:
@@ -269,21 +277,40 @@ class Context:
     # ---- recordings --------------------------------------------------------------------------------------------------------------------
 
     def recording(self, capacity: Capacity, windows: Mapping[bool, Window] | None = None) -> Recording:
-        """The recorded step of a capacity; made at its first use, and again when its memory has moved or a window has outgrown it."""
-        known = self._recordings.get(capacity)
-        shapes = self._window_shapes(windows or {}, known)
+        """The recorded step of a capacity; made at its first use, and again when its memory has moved or a window has outgrown it.
+
+        One that was too large for a ring is made anew for windows of half its size.
+        """
+        known, windows = self._recordings.get(capacity), windows or {}
+        shapes = self._window_shapes(windows, known)
+        if known is not None and known.is_too_large and windows:
+            fresh = self._window_shapes(windows, None)
+            shapes = fresh if 2 * sum(s.capacity for s in fresh.values()) <= sum(s.capacity for s in shapes.values()) else shapes
         if known is None or not known.is_valid or known.windows != shapes:
             if known is not None:
                 self._recordings.pop(capacity).release()
-            known = self._recordings[capacity] = self._record(capacity, shapes)
+            known = self._recordings[capacity] = self._record(capacity, *self._with_room(capacity, windows, shapes))
         return known
 
     def _window_shapes(self, windows: Mapping[bool, Window], known: Recording | None) -> dict[bool, WindowShape]:
         """Room for the windows of a step: what a recording has, if it is enough."""
-        return {
-            local: choose_window_shape(windows.get(local, Window((0,), 0)), full_window(self.shape, local), known.windows[local] if known else None)
-            for local in self._layouts
-        }
+        full = {local: full_window(self.shape, local) for local in self._layouts}
+        had = known.windows if known else {}
+        return {local: choose_window_shape(windows.get(local, _NOTHING), full[local], had.get(local)) for local in full}
+
+    def _with_room(self, capacity: Capacity, windows: Mapping[bool, Window], shapes: dict[bool, WindowShape]) -> _Planned:
+        """The graph of a step with room to grow; with less room where only so it fits a ring."""
+        split = self._split(capacity, shapes)
+        tight = {local: tight_window_shape(windows.get(local, _NOTHING), full_window(self.shape, local)) for local in shapes}
+        if tight != shapes and self._is_too_large(split):
+            less = self._split(capacity, tight)
+            if not self._is_too_large(less):
+                return less, tight
+        return split, shapes
+
+    def _is_too_large(self, split: SplitGraph) -> bool:
+        transport = self.transport.decide(split)
+        return transport is not None and transport.is_too_large
 
     def plan(self, capacity: Capacity) -> StepPlan:
         """The plan of a step of this capacity, as it is now or would be recorded; nothing is allocated."""
@@ -317,9 +344,8 @@ class Context:
             return state
         return MIRRORED
 
-    def _record(self, capacity: Capacity, windows: Mapping[bool, WindowShape]) -> Recording:
+    def _record(self, capacity: Capacity, split: SplitGraph, windows: Mapping[bool, WindowShape]) -> Recording:
         """Plans and binds a step. Where it does not fit beside the ring, the ring is given up and it is planned once more."""
-        split = self._split(capacity, windows)
         transport = self.transport.prepare(split)
         plan = plan_step(split, self.device.n_threads, self._exact, ALIGNMENT, transport, self.transport.links)
         workspace = self._workspace_for(capacity)
@@ -330,7 +356,7 @@ class Context:
         except OutOfMemoryError:
             if not self.transport.give_up():
                 raise
-            return self._record(capacity, windows)
+            return self._record(capacity, split, windows)
         bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
         binder = Binder(plan, bases, block, self._persistent_address, self.transport.ring_addresses)
         staged = [j for j, d in enumerate(plan.devices) if d.transfer_calls]

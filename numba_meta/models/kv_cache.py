@@ -1,7 +1,7 @@
 """The KV cache of a context: which cell holds which token (on the host), and the memory of the cells (on the devices).
 
-A cell is one token of one sequence. Layers that see everything share one set of cells, given out from a pool; a sliding-window layer keeps the
-last `round_up(window + ubatch, 256)` positions of each sequence, at `position` modulo that number.
+A cell is one token of one sequence. Layers that see everything share one set of cells, given out from a pool; a sliding-window layer
+keeps the last `round_up(window + ubatch, 256)` positions of each sequence, at `position` modulo that number.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CacheShape:
 def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, ubatch_size: int, on_host: bool = False) -> CacheShape:
     """The cells of a context of `ctx_size` tokens over `parallel` sequences.
 
-    Unified: any sequence may take any free cell; else each has `ctx_size / parallel` cells of its own. In host memory streams are whole buckets, since
-    deliveries are.
+    Unified: any sequence may take any free cell; else each has `ctx_size / parallel` cells of its own. In host memory streams are whole
+    buckets, since deliveries are.
     """
     n_positions = ctx_size if unified else ctx_size // parallel
     if n_positions < 1:
@@ -97,9 +97,10 @@ class SequenceState:
 
 
 class Cells:
-    """Which cells each sequence holds, and which tokens. Positions of a sequence run from 0; those that were removed have no cell (NO_CELL).
+    """Which cells each sequence holds, and which tokens.
 
-    A sequence with cells of its own keeps position p in its cell p.
+    Positions of a sequence run from 0; those that were removed have no cell (NO_CELL). A sequence with cells of its own
+    keeps position p in its cell p.
     """
 
     def __init__(self, shape: CacheShape) -> None:
@@ -157,7 +158,8 @@ class Cells:
         start, room = self.length(sequence), self.room(sequence)
         if n_tokens > room:
             raise ContextFullError(
-                f"{n_tokens} more tokens do not fit the context: {start} are in sequence {sequence}, room for {room} is left; use a larger --ctx-size"
+                f"{n_tokens} more tokens do not fit the context: {start} are in sequence {sequence}, room for {room} is left; "
+                "use a larger --ctx-size"
             )
         cells = self._take_cells(sequence, range(start, start + n_tokens))
         self._held[sequence] += cells
@@ -232,7 +234,8 @@ class Cells:
         spare = self._pool.n_free + sum(cell != NO_CELL for cell in self._held[destination])
         if self.shape.unified and len(positions) > spare:
             raise ContextFullError(
-                f"a copy of sequence {source} needs {len(positions)} cells, {spare} are free for sequence {destination}; use a larger --ctx-size"
+                f"a copy of sequence {source} needs {len(positions)} cells, {spare} are free for sequence {destination}; "
+                "use a larger --ctx-size"
             )
         self._fill(destination, self.state(source))
         copied = self._held[destination]
@@ -244,10 +247,12 @@ class Cells:
         """Forgets all sequences and makes these, without rows. Where they do not fit, an error says so and nothing has changed."""
         shape = self.shape
         if states and max(states) >= shape.n_sequences:
-            raise ContextFullError(f"sequence {max(states)} does not fit a context of {shape.n_sequences} sequences; use a larger --parallel")
+            where = f"a context of {shape.n_sequences} sequences"
+            raise ContextFullError(f"sequence {max(states)} does not fit {where}; use a larger --parallel")
         longest = max((len(state.is_held) for state in states.values()), default=0)
         if longest > shape.n_positions:
-            raise ContextFullError(f"a sequence of {longest} tokens does not fit the {shape.n_positions} of the context; use a larger --ctx-size")
+            where = f"the {shape.n_positions} of the context"
+            raise ContextFullError(f"a sequence of {longest} tokens does not fit {where}; use a larger --ctx-size")
         n_cells = sum(sum(state.is_held) for state in states.values())
         if n_cells > shape.n_cells:
             raise ContextFullError(f"{n_cells} tokens do not fit the {shape.n_cells} cells of the context; use a larger --ctx-size")

@@ -70,10 +70,11 @@ class LoadPlan:
 
 def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions) -> LoadPlan:
     """Checks the options against the model and decides cuts, cache and threads. Raises `UsageError`."""
+    _check_numbers(options)
     specs = parse_devices(options.devices)
-    for name, value in (("ctx_size", options.ctx_size), ("ubatch_size", options.ubatch_size), ("parallel", options.parallel)):
-        if value is not None and not 1 <= value < 1 << 31:
-            raise UsageError(f"{name} {value} is impossible; expected a number from 1 on")
+    for spec in specs:
+        if spec.index:
+            raise UsageError(f"device {spec.name} is not there: this machine's CPU is cpu:0; name it several times for several devices")
     cache_types = (
         choose_cache_type("cache_type_k", options.cache_type_k, config, options.exact),
         choose_cache_type("cache_type_v", options.cache_type_v, config, options.exact),
@@ -86,12 +87,36 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types, host_cache)
 
 
+_NUMBERS = {
+    "ctx_size": (1, 1 << 31),
+    "ubatch_size": (1, 1 << 31),
+    "parallel": (1, 1 << 16),
+    "threads": (1, 4096),
+    "kv_pipeline_depth": (0, 64),
+    "kv_pipeline_budget": (0, 65536),
+    "kv_pipeline_headroom": (0, 1 << 31),
+    "kv_gpu_layers": (0, 1 << 31),
+}
+
+
+def _check_numbers(options: LoadOptions) -> None:
+    for name, (least, most) in _NUMBERS.items():
+        value = getattr(options, name)
+        if value is None and name in ("ctx_size", "threads"):
+            continue
+        if type(value) is not int or not least <= value <= most:
+            raise UsageError(f"{name} {value!r} is impossible; expected a whole number from {least} to {most}")
+    for name in ("kv_unified", "exact", "kv_ring_by_share", "kv_cpu_pinned"):
+        if type(getattr(options, name)) is not bool:
+            raise UsageError(f"{name} {getattr(options, name)!r} is impossible; expected True or False")
+    if not isinstance(options.devices, (str, Sequence)):
+        raise UsageError(f"devices {options.devices!r} is impossible; expected names as in 'cpu:0,cpu:0'")
+
+
 def choose_host_cache(options: LoadOptions) -> HostCacheOptions | None:
     """How a cache in host memory is transported; None for one on the devices."""
     if options.kv not in ("device", "host"):
         raise UsageError(f"kv {options.kv!r} is unknown; expected device or host")
-    if options.kv_gpu_layers < 0:
-        raise UsageError(f"kv_gpu_layers {options.kv_gpu_layers} is impossible; expected 0 or more")
     transport = TransportOptions(
         options.kv_pipeline_depth, options.kv_pipeline_budget, options.kv_pipeline_headroom, options.kv_ring_by_share
     )
@@ -101,7 +126,7 @@ def choose_host_cache(options: LoadOptions) -> HostCacheOptions | None:
 def choose_cache_type(option: str, name: str | None, config: ModelConfig, exact: bool) -> DType:
     """The type of K or V in the cache: f16, or f32 in exact mode, unless told otherwise."""
     known = {t.name: t for t in dtypes.CACHE_TYPES}
-    dtype = known.get((name or ("f32" if exact else "f16")).lower())
+    dtype = known.get(str(name or ("f32" if exact else "f16")).lower())
     if dtype is None:
         raise UsageError(f"{option} {name} is unknown; use one of {', '.join(known)}")
     head_dim = config.shape.head_dim_k if option.endswith("k") else config.shape.head_dim_v
@@ -112,8 +137,6 @@ def choose_cache_type(option: str, name: str | None, config: ModelConfig, exact:
 
 def choose_threads(threads: int | None, n_devices: int) -> tuple[int, ...]:
     """Threads per device: the cores that this process may use, or `threads`, divided; every device has at least one."""
-    if threads is not None and not 1 <= threads <= 4096:
-        raise UsageError(f"threads {threads} is impossible; expected 1 to 4096")
     total = threads or available_cores()
     return tuple(max(1, total * (j + 1) // n_devices - total * j // n_devices) for j in range(n_devices))
 

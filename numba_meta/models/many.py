@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from numba_meta.models.context import SMALL_ROWS, Context
@@ -23,11 +23,16 @@ class _Growing:
 
 
 def generate_many(
-    context: Context, prompts: Sequence[list[int]], max_tokens: int, ends: frozenset[int], options: SamplingOptions
+    context: Context,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    ends: frozenset[int],
+    options: SamplingOptions,
+    is_over: Callable[[Sequence[int]], bool] = lambda _: False,
 ) -> tuple[list[list[int]], Timings]:
     """Ids per prompt, and the timings of all. A prompt waits until a sequence and enough cells are free.
 
-    With a seed, prompt i samples with seed + i, so that equal prompts differ and every run is the same.
+    `is_over(generated ids)` ends a sequence early. With a seed, prompt i samples with seed + i, so that equal prompts differ and every run is the same.
     """
     results: list[list[int]] = [[] for _ in prompts]
     waiting = list(range(len(prompts)))[::-1]
@@ -45,7 +50,7 @@ def generate_many(
             one = _Growing(index, sequence, Sampler(own), list(prompts[index]))
             logits = _feed(context, sequence, prompts[index])
             n_prompt += len(prompts[index])
-            if _grow(one, one.sampler.sample(logits, one.recent), max_tokens, ends):
+            if _grow(one, one.sampler.sample(logits, one.recent), max_tokens, ends, is_over):
                 growing.append(one)
             else:
                 _finish(context, one, results, idle)
@@ -56,7 +61,7 @@ def generate_many(
             tokens = [one.sampler.sample(row, one.recent) for one, row in zip(some, rows, strict=True)]
             for one, token in zip(some, tokens, strict=True):
                 n_generated += 1
-                if not _grow(one, token, max_tokens, ends):
+                if not _grow(one, token, max_tokens, ends, is_over):
                     _finish(context, one, results, idle)
         growing = [one for one in growing if one.sequence >= 0]
         prompt_seconds += middle - begin
@@ -81,13 +86,13 @@ def _feed(context: Context, sequence: int, ids: Sequence[int]):  # type: ignore[
     return logits
 
 
-def _grow(one: _Growing, token: int, max_tokens: int, ends: frozenset[int]) -> bool:
+def _grow(one: _Growing, token: int, max_tokens: int, ends: frozenset[int], is_over: Callable[[Sequence[int]], bool]) -> bool:
     """Appends a token; whether more are wanted."""
     if token in ends:
         return False
     one.generated.append(token)
     one.recent.append(token)
-    return len(one.generated) < max_tokens
+    return len(one.generated) < max_tokens and not is_over(one.generated)
 
 
 def _finish(context: Context, one: _Growing, results: list[list[int]], idle: list[int]) -> None:

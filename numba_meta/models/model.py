@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -112,6 +114,7 @@ class Model:
         self._options = options
         self._load_plan = plan
         self._open = True
+        self._lock = threading.RLock()  # held for a step and the reading of its logits, by whichever Python thread asks
         self._uses = 0  # how often the cache was begun anew: a generation whose cache another call has taken must not go on
 
     # ---- text and ids ------------------------------------------------------------------------------------------------------------------
@@ -161,9 +164,7 @@ class Model:
         `sampling`: temperature, top_k, top_p, min_p, repetition_penalty, repetition_last_n, seed. `reuse_prefix` keeps what the cache already holds of the
         prompt (a conversation that grows).
         """
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        if any(not isinstance(text, str) or not text for text in stops):
-            raise UsageError("a stop text is empty; expected at least one character")
+        stops = _stop_texts(stop)
         ids = self._prompt_ids(prompt)
         stream = StreamDetokenizer(self.tokenizer, at_start=not ids)
         tokens = self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep))
@@ -192,21 +193,37 @@ class Model:
         Raises `ContextFullError` where they do not fit.
         """
         ids = self._prompt_ids(prompt)
-        return list(self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep)))
+        with self._lock:  # threads take turns
+            return list(self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep)))
 
     def generate_many(
-        self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 128, *, ignore_eos: bool = False, **sampling: Any
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        max_tokens: int = 128,
+        *,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        **sampling: Any,
     ) -> list[list[int]]:
-        """One list of ids per prompt, decoded together as sequences of one batch; more prompts than `parallel` take turns."""
+        """One list of ids per prompt, decoded together as sequences of one batch; more prompts than `parallel` take turns.
+
+        A sequence ends once its text holds a stop text, whose tokens are among its ids.
+        """
         from numba_meta.models.many import generate_many
 
         all_ids = [self._prompt_ids(prompt) for prompt in prompts]
         options = _sampling_options(sampling)
         for ids in all_ids:
             self._check_room(ids, max_tokens)
-        self._reset()
-        results, self.timings = generate_many(self.context, all_ids, max_tokens, self._ends(ignore_eos), options)
-        self._reset()
+        stops, ends = _stop_texts(stop), self._ends(ignore_eos)
+
+        def is_over(generated: Sequence[int]) -> bool:
+            return bool(stops) and any(text in self.detokenize(generated) for text in stops)
+
+        with self._lock:
+            self._reset()
+            results, self.timings = generate_many(self.context, all_ids, max_tokens, ends, options, is_over)
+            self._reset()
         return results
 
     def _generated(
@@ -217,25 +234,27 @@ class Model:
         sampler, ends = Sampler(_sampling_options(sampling)), self._ends(ignore_eos)
         self._check_room(ids, max_tokens)
         begin = time.perf_counter()
-        kept = self._keep_prefix(ids) if reuse_prefix else self._reset()
-        logits = self._feed(ids[kept:])
-        recent, use = list(ids), self._uses
+        recent = list(ids)
+        with self._lock:
+            kept = self._keep_prefix(ids) if reuse_prefix else self._reset()
+            logits = self._feed(ids[kept:])
+            token, use = sampler.sample(logits, recent) if max_tokens else -1, self._uses
         start = time.perf_counter()
         self.timings = Timings(len(ids) - kept, start - begin)
         for n in range(max_tokens):
-            token = sampler.sample(logits, recent)
             if token in ends:
                 return
             yield token
             recent.append(token)
             if n + 1 == max_tokens:
                 return
-            self._check_open()
-            if use != self._uses:
-                raise UsageError("another call has used the model since this generation began; finish one before the next begins")
-            if kept_on_shift is not None and not self.context.cells.room(0):
-                self.context.cache.shift(0, *choose_shift(self.context.cells.length(0), kept_on_shift))
-            logits = self._step(token)
+            with self._lock:  # logits are a view: another thread's step would overwrite them
+                self._check_open()
+                if use != self._uses:
+                    raise UsageError("another call has used the model since this generation began; finish one before the next begins")
+                if kept_on_shift is not None and not self.context.cells.room(0):
+                    self.context.cache.shift(0, *choose_shift(self.context.cells.length(0), kept_on_shift))
+                token = sampler.sample(self._step(token), recent)
             self.timings = Timings(len(ids) - kept, start - begin, n + 1, time.perf_counter() - start)
 
     def _feed(self, ids: Sequence[int]) -> Logits:
@@ -258,10 +277,11 @@ class Model:
         """float32 `[len(ids), n_vocab]`, or `[n_vocab]` of the last row, from a cleared cache."""
         checked = self._prompt_ids(ids)
         self._check_room(checked, 0)
-        self._reset()
-        if last:
-            return self._feed(checked).copy()
-        return np.concatenate([rows.copy() for rows in self._feed_all(checked)])
+        with self._lock:
+            self._reset()
+            if last:
+                return self._feed(checked).copy()
+            return np.concatenate([rows.copy() for rows in self._feed_all(checked)])
 
     def _feed_all(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Appends ids to sequence 0; the logits of all, some rows at a time: views that the next step overwrites."""
@@ -283,17 +303,18 @@ class Model:
             raise UsageError(f"a text of {len(ids)} tokens has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 3")
         bos = self.tokenizer.bos_id if self.tokenizer.vocabulary.add_bos else None
         total, count, first = 0.0, 0, ctx_size // 2
-        for chunk in range(n_chunks):
-            part = self._prompt_ids(ids[chunk * ctx_size : (chunk + 1) * ctx_size])
-            self._check_room(part, 0)
-            self._reset()
-            self._feed(part[:first] if bos is None else [bos, *part[1:first]])
-            targets = iter(part[first + 1 :])
-            for rows in self._feed_all(part[first:-1]):
-                for row, target in zip(rows.astype(np.float64), targets, strict=False):
-                    peak = row.max()
-                    total += float(peak + np.log(np.exp(row - peak).sum()) - row[target])
-                    count += 1
+        with self._lock:
+            for chunk in range(n_chunks):
+                part = self._prompt_ids(ids[chunk * ctx_size : (chunk + 1) * ctx_size])
+                self._check_room(part, 0)
+                self._reset()
+                self._feed(part[:first] if bos is None else [bos, *part[1:first]])
+                targets = iter(part[first + 1 :])
+                for rows in self._feed_all(part[first:-1]):
+                    for row, target in zip(rows.astype(np.float64), targets, strict=False):
+                        peak = row.max()
+                        total += float(peak + np.log(np.exp(row - peak).sum()) - row[target])
+                        count += 1
         return math.exp(total / count)
 
     # ---- what was decided --------------------------------------------------------------------------------------------------------------
@@ -391,10 +412,11 @@ class Model:
 
     def close(self) -> None:
         """Gives devices' memory and threads back and unmaps the file. Twice is once."""
-        if self._open:
-            self._open = False
-            self.context.close()
-            self._file.close()
+        with self._lock:
+            if self._open:
+                self._open = False
+                self.context.close()
+                self._file.close()
 
     def __enter__(self) -> Model:
         return self
@@ -414,7 +436,7 @@ class Model:
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         self._check_open()
-        ids = self.tokenize(prompt, parse_special=False) if isinstance(prompt, str) else [int(i) for i in prompt]
+        ids = self.tokenize(prompt, parse_special=False) if isinstance(prompt, str) else _ids(prompt)
         n_vocab = self.config.shape.n_vocab
         wrong = next((i for i in ids if not 0 <= i < n_vocab), None)
         if wrong is not None:
@@ -424,8 +446,8 @@ class Model:
         return ids
 
     def _check_room(self, ids: Sequence[int], max_tokens: int) -> None:
-        if max_tokens < 0:
-            raise UsageError(f"max_tokens {max_tokens} is impossible; expected 0 or more")
+        if type(max_tokens) is not int or max_tokens < 0:
+            raise UsageError(f"max_tokens {max_tokens!r} is impossible; expected a whole number, 0 or more")
         room = self.context.shape.n_positions
         if len(ids) > room:
             raise ContextFullError(f"the prompt has {len(ids)} tokens, the context has room for {room}; shorten it or use a larger --ctx-size")
@@ -462,12 +484,31 @@ class Model:
         return n
 
 
+def _ids(prompt: Sequence[int]) -> list[int]:
+    """Token ids as plain integers; numpy's are welcome, text as bytes and fractions are not."""
+    try:
+        if isinstance(prompt, (bytes, bytearray)):
+            raise TypeError
+        return [operator.index(i) for i in prompt]
+    except TypeError:
+        raise UsageError(f"the prompt is {type(prompt).__name__} {str(prompt)[:40]!r}; expected text or a sequence of token ids") from None
+
+
 def _sampling_options(sampling: dict[str, Any]) -> SamplingOptions:
     try:
         return SamplingOptions(**sampling)
     except TypeError:
-        known = ", ".join(SamplingOptions.__dataclass_fields__)
-        raise UsageError(f"unknown sampling options among {', '.join(sampling)}; known are {known}") from None
+        known = SamplingOptions.__dataclass_fields__
+        wrong = ", ".join(name for name in sampling if name not in known)
+        raise UsageError(f"unknown sampling options {wrong}; known are {', '.join(known)}") from None
+
+
+def _stop_texts(stop: str | Sequence[str]) -> list[str]:
+    stops: list[Any] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
+    wrong = next((text for text in stops if not isinstance(text, str) or not text), None)
+    if wrong is not None:
+        raise UsageError(f"a stop text is {wrong!r}; expected a text of at least one character")
+    return stops
 
 
 def _until_stop(pieces: Iterator[str], stops: Sequence[str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ class DeviceFacts:
 class ModelPlan:
     """The decisions for a loaded model. `cuts` has one line per group of tensors that are cut alike.
 
-    `host_cache_bytes` of the KV cache lie in host memory; then the first `n_device_layers` layers have theirs on the devices (None: all have).
+    `host_cache_bytes` of the KV cache lie in host memory; then the first `n_device_layers` layers have theirs on the devices (None: all).
     """
 
     model: str

@@ -1,7 +1,7 @@
 """What a load would decide and how fast its steps would be, from the header of a file alone. Pure: nothing is allocated, read or run.
 
-The decisions are those of `load` itself (`plan_load`, `plan_cuts`, `plan_transport`); times follow from the calls of a decode step, the speeds of
-the devices, and the recursion of design page 3.
+The decisions are those of `load` itself (`plan_load`, `plan_cuts`, `plan_transport`); times follow from the calls of a decode step, the
+speeds of the devices, and the recursion of design page 3.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Role, Tensor
 
 _FIRST_CONTEXT = 512
+_AWAKE_SECONDS = 100e-6  # the end of a wait for a simulated link is not slept, nor a wait of less than twice that
 Speeds = Callable[[Sequence[Needs], Sequence[int]], Sequence[DeviceSpeeds]]
 
 
@@ -101,9 +102,9 @@ def plan_transport_of_model(
 ) -> ModelForecast:
     """Plans a load with these options and predicts decode steps of one sequence after each of `contexts` (None: `default_contexts`).
 
-    `speeds(needs, threads)` gives the speeds of the devices for what a step does (None: decisions alone). `free_bytes`: what the machine has for
-    devices without a limit of their own, None for any amount. `n_cores`: cores for all threads; where there are fewer than threads, a copy's work
-    comes on top of what is computed. Raises `UsageError` for impossible options or contexts.
+    `speeds(needs, threads)` gives the speeds of the devices for what a step does (None: decisions alone). `free_bytes`: what the machine
+    has for devices without a limit of their own, None for any amount. `n_cores`: cores for all threads; where there are fewer than threads,
+    a copy's work comes on top of what is computed. Raises `UsageError` for impossible options or contexts.
     """
     plan = plan_load(config, tensors, options)
     n_devices = len(plan.specs)
@@ -129,8 +130,11 @@ def plan_transport_of_model(
         if known:
             attended = {layer: min(context + 1, window or context + 1) for layer, window in enumerate(config.windows)}
             loads = device_loads(step, attended, windows, known, links)
-            copies = [{layer: n * cell_bytes[layer][j] / speed.copies for layer, (_, n) in windows.items()} for j, speed in enumerate(known)]
-            times = _predict(loads, options.kv_pipeline_depth, transport, _taken_from_computing(plan, copies, n_cores))
+            busy = [
+                {layer: _busy_seconds(n * cell_bytes[layer][j], link, speed) for layer, (_, n) in windows.items()}
+                for j, (link, speed) in enumerate(zip(links, known, strict=True))
+            ]
+            times = _predict(loads, options.kv_pipeline_depth, transport, _taken_from_computing(plan, busy, n_cores))
         steps.append(StepForecast(context, transport, delivered, times))
     return ModelForecast(plan, names, memory, cell_bytes, known, links, tuple(steps))
 
@@ -237,8 +241,19 @@ def _facts(
 # ---- times -----------------------------------------------------------------------------------------------------------------------------
 
 
+def _busy_seconds(n_bytes: int, link: Link, speeds: DeviceSpeeds) -> float:
+    """What K and V of a layer take of a core on their way: all of it while they are copied, half of it while a simulated link is awaited.
+
+    (Who awaits a time without sleeping yields the core again and again: two threads then have half of it each.)
+    """
+    part = n_bytes / 2
+    linked, own = part / float(link.bytes_per_second), part / speeds.copies
+    awake = linked if linked <= 2 * _AWAKE_SECONDS else _AWAKE_SECONDS
+    return 2 * (own + max(0.0, awake - own) / 2)
+
+
 def _taken_from_computing(plan: LoadPlan, copies: Sequence[Mapping[int, float]], n_cores: int | None) -> list[dict[int, float]]:
-    """Of the seconds in which a device's copies keep a core busy, by layer: those that its compute threads lack when copies overlap with them.
+    """Of the seconds in which a device's copies keep a core busy, by layer: those that its compute threads lack when copies overlap.
 
     On a CPU somebody's core moves the bytes. With a core for every thread nothing is taken; without any to spare, all of it.
     """

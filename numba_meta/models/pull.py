@@ -256,7 +256,7 @@ def _last_error(errors: IO[str]) -> str:
     errors.seek(0)
     lines = deque((_ANSI.sub("", line).strip() for line in errors), maxlen=200)
     said = [line for line in lines if line]
-    marked = [line.removeprefix("ERROR:").strip() for line in said if line.startswith("ERROR:")]
+    marked = [line.removeprefix("ERROR:").strip() for line in said if line.startswith("ERROR:") and line != "ERROR: Exception:"]
     return shown((marked or said or ["it gave no reason"])[-1], 300)
 
 

@@ -2,9 +2,9 @@
 
     magic, version, bytes of the header | header (JSON) | digest so far | states of the sequences | rows | digest of everything before
 
-Numbers are little-endian. The header says which model and cache types the rows belong to and how many there are, so that the length of the file
-follows from it. States: int32 tokens, then a bit per position that is held. Rows: whole cells by sequence, layer, K then V, in order of position; of a
-layer with a sliding window only those that it still has. Nothing in a file depends on devices, places of the cache or context sizes.
+Numbers are little-endian. The header says which model and cache types the rows belong to and how many there are, so that the length of the
+file follows from it. States: int32 tokens, then a bit per position that is held. Rows: whole cells by sequence, layer, K then V, in order
+of position; of a layer with a sliding window only those that it still has. Nothing in a file depends on devices or on where the cache lies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What must agree between the model that saved a state and the one that loads it. `digest`: of its constants and of samples of its weights."""
+    """What must agree between the model that saved a state and the one that loads it.
+
+    `digest`: of its constants and of samples of its weights.
+    """
 
     architecture: str
     n_layer: int
@@ -68,7 +71,10 @@ def identify_model(file: GGUFFile, n_layer: int, n_vocab: int) -> ModelIdentity:
 
 
 def save_state(path: str | Path, model: ModelIdentity, cache: CacheOperations) -> None:
-    """Writes all sequences of a cache to a file, which is replaced as a whole or not at all. Raises `NumbaMetaError` where it cannot be written."""
+    """Writes all sequences of a cache to a file, which is replaced as a whole or not at all.
+
+    Raises `NumbaMetaError` where it cannot be written.
+    """
     used = [s for s in range(cache.cells.shape.n_sequences) if cache.cells.length(s)]
     states = {s: cache.cells.state(s) for s in used}
     header = {
@@ -105,7 +111,8 @@ def _payload(cache: CacheOperations, states: dict[int, SequenceState]) -> Iterat
 def _row_cells(cache: CacheOperations, sequence: int, local: bool) -> Array:
     """The cells that hold a row of a sequence, in order of position."""
     row = cache.cells.table_row(sequence, local)
-    return row[row != NO_CELL]
+    held: Array = row[row != NO_CELL]
+    return held
 
 
 def _parts(cells: Array, tensor: CacheTensor) -> Iterator[Array]:
@@ -155,7 +162,8 @@ def _replace_file(path: Path, parts: Iterable[bytes]) -> None:
 def load_state(path: str | Path, model: ModelIdentity, cache: CacheOperations) -> None:
     """Makes the sequences of a cache those of a file. All is checked first: where an error is raised, the cache is as it was.
 
-    Raises `NumbaMetaError` for a damaged file, `UsageError` for one of another model or other cache types, `ContextFullError` where it does not fit.
+    Raises `NumbaMetaError` for a damaged file, `UsageError` for one of another model or other cache types, `ContextFullError` where it does
+    not fit.
     """
     path = Path(path)
     try:
@@ -227,7 +235,7 @@ class _StateFile:
             self.layers = [[int(n) for n in layer] for layer in fields["layers"]]
             self.sequences = [_SavedSequence(**{key: int(n) for key, n in entry.items()}) for entry in fields["sequences"]]
             sound = all(saved.is_possible for saved in self.sequences) and all(min(layer) >= 0 and len(layer) == 3 for layer in self.layers)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
             sound = False
         if not sound or len({saved.sequence for saved in self.sequences}) < len(self.sequences):
             raise self._corrupted("its header makes no sense")
@@ -235,7 +243,8 @@ class _StateFile:
     def check_belongs(self, model: ModelIdentity, cache: CacheOperations) -> None:
         """Raises `UsageError` unless the file was saved by this model with these cache types."""
         if self.model != model:
-            raise UsageError(f"{self._path}: is the state of another model ({self.model}), this one is {model}; load the model that saved it")
+            models = f"another model ({self.model}), this one is {model}"
+            raise UsageError(f"{self._path}: is the state of {models}; load the model that saved it")
         if self.cache_types != (types := _cache_types(cache)):
             raise UsageError(
                 f"{self._path}: holds K and V as {', '.join(self.cache_types)}, the cache as {', '.join(types)}; "
@@ -273,7 +282,8 @@ class _StateFile:
             tokens = np.frombuffer(self._read(4 * n), "<i4")
             held = np.unpackbits(np.frombuffer(self._read(-(-n // 8)), np.uint8))[:n].astype(bool)
             n_window_rows = int(held[saved.window_start :].sum()) if any(window for *_, window in self.layers) else 0
-            if int(held.sum()) != saved.n_rows or n_window_rows != saved.n_window_rows or not ((tokens >= UNKNOWN) & (tokens < n_vocab)).all():
+            known = ((tokens >= UNKNOWN) & (tokens < n_vocab)).all()
+            if not known or int(held.sum()) != saved.n_rows or n_window_rows != saved.n_window_rows:
                 raise self._corrupted(f"sequence {saved.sequence} makes no sense")
             states[saved.sequence] = SequenceState(tuple(tokens.tolist()), tuple(held.tolist()), saved.window_start, saved.shortest)
         return states
@@ -297,7 +307,8 @@ class _StateFile:
         return data
 
     def _truncated(self, n_bytes: int) -> NumbaMetaError:
-        return NumbaMetaError(f"{self._path}: the state file is truncated: {self._n_bytes} bytes, expected {n_bytes} or more; save it again")
+        sizes = f"{self._n_bytes} bytes, expected {n_bytes} or more"
+        return NumbaMetaError(f"{self._path}: the state file is truncated: {sizes}; save it again")
 
     def _corrupted(self, what: str) -> NumbaMetaError:
         return NumbaMetaError(f"{self._path}: the state file is corrupted: {what}; save it again")

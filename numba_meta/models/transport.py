@@ -68,7 +68,7 @@ class Transport:
         self.options = options
         self.is_pinned = is_pinned
         self.generation = 0
-        self.plan: TransportPlan | None = None  # of the latest step
+        self.plan: TransportPlan | None = None  # of the latest step; before the first one, of the latest recording
         self._device = device
         self._ring: MetaBuffer | None = None
         self._held: TransportPlan | None = None  # the plan that the ring was laid out for
@@ -87,21 +87,30 @@ class Transport:
         """Where each device's ring begins; empty without a ring."""
         return self._ring.addresses if self._ring else ()
 
-    def prepare(self, split: SplitGraph) -> TransportPlan | None:
-        """Decides how a graph's deliveries travel and lays the ring out for it. None where nothing is delivered."""
+    def decide(self, split: SplitGraph) -> TransportPlan | None:
+        """How a graph's deliveries would travel; nothing is done. None where nothing is delivered."""
         deliveries = deliveries_of(split, len(self._device), self.is_pinned)
         if not deliveries:
             return None
         facts = [
-            DeviceFacts(d.name, d.free_bytes, has_async_copies=d.spec.has_async_copies, gave_up_ring=self._gave_up) for d in self._device.devices
+            DeviceFacts(d.name, d.free_bytes, has_async_copies=d.spec.has_async_copies, gave_up_ring=self._gave_up)
+            for d in self._device.devices
         ]
-        held = self._held.ring if self._held else None
-        plan = plan_transport(deliveries, facts, ALIGNMENT, self.options, held)
+        return plan_transport(deliveries, facts, ALIGNMENT, self.options, self._held.ring if self._held else None)
+
+    def prepare(self, split: SplitGraph) -> TransportPlan | None:
+        """Decides how a graph's deliveries travel and lays the ring out for it. None where nothing is delivered."""
+        plan = self.decide(split)
+        if plan is None:
+            return None
         if plan.change in (Change.LAY_OUT, Change.GROW, Change.SHRINK):
             self._lay_out(plan)
         elif plan.change is Change.RELEASE:
             self.release()
-        return plan if not self._gave_up or plan.ring is None else self.prepare(split)
+        if self._gave_up and plan.ring is not None:
+            return self.prepare(split)
+        self.plan = plan if self._steps == 0 else self.plan
+        return plan
 
     def _lay_out(self, plan: TransportPlan) -> None:
         """Memory for a ring; an optional ring that does not fit is done without."""
@@ -155,7 +164,9 @@ class Transport:
         n_devices = len(self._device)
         early, late = [0] * n_devices, [0] * n_devices
         for decision in self.plan.decisions if self.plan else ():
-            window = self._windows[decision.delivery.layer]
+            window = self._windows.get(decision.delivery.layer)
+            if window is None:
+                continue  # no step has run
             for j in range(n_devices):
                 (early if decision.is_staged else late)[j] += len(window.streams) * window.n_cells * decision.delivery.cell_bytes(j)
         return tuple(early), tuple(late)

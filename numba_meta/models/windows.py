@@ -44,6 +44,12 @@ def choose_window_shape(window: Window, full: WindowShape, known: WindowShape | 
     return WindowShape(min(grown, full.n_cells_full), streams, full.n_cells_full, full.n_streams_full)
 
 
+def tight_window_shape(window: Window, full: WindowShape) -> WindowShape:
+    """Room for a window alone: where there is no memory to grow into."""
+    n_cells = min(bucket_cells(max(1, window.n_cells)), full.n_cells_full)
+    return WindowShape(n_cells, max(1, len(window.streams)), full.n_cells_full, full.n_streams_full)
+
+
 class WindowLayout:
     """Slot cells of one kind of layers, from step to step. A device's table of slot cells stays right until `stale_rows` says otherwise."""
 

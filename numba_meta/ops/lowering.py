@@ -34,6 +34,9 @@ class Constant:
 class TransportLowering(Protocol):
     """How deliveries of a host-resident cache become calls."""
 
+    def is_read(self, window: Tensor) -> bool:
+        """Whether this device reads a delivered window."""
+
     def deliver(self, node: Tensor) -> None:
         """Copies a window from the host."""
 

@@ -131,7 +131,8 @@ class Bench:
         k_row, v_row = k_type.row_bytes(kind.head_dim_k), v_type.row_bytes(kind.head_dim_v)
         n_head, n_chunks = kind.n_kv_heads * kind.group, kernels.chunks_needed(cells)
         kernel = kernels.attention_chunks(k_type, v_type, kind.head_dim_k, kind.head_dim_v)
-        caches = [[self.bytes(cells * kind.n_kv_heads * row) for _ in range(_CACHE_SETS) for row in (k_row, v_row)] for _ in range(self.n_devices)]
+        rows = [cells * kind.n_kv_heads * row for _ in range(_CACHE_SETS) for row in (k_row, v_row)]
+        caches = [[self.bytes(n_bytes) for n_bytes in rows] for _ in range(self.n_devices)]
 
         def record(device: int, recorder: Any) -> None:
             one, zero = np.ones(1, np.int64), np.zeros(1, np.int32)
@@ -185,7 +186,7 @@ def is_known(needs: Sequence[Needs], n_threads: Sequence[int]) -> bool:
 
 
 def given_speeds(needs: Sequence[Needs], weights: float, attention: float, measured: Sequence[DeviceSpeeds]) -> tuple[DeviceSpeeds, ...]:
-    """`measured` speeds with one for all weights and one for all attention in their place, in bytes per second; 0 keeps what was measured."""
+    """`measured` with one speed for all weights and one for all attention in their place, in bytes per second; 0 keeps the measured one."""
     out = []
     for need, speeds in zip(needs, measured, strict=True):
         if weights:
@@ -204,6 +205,14 @@ def speeds_file() -> Path:
     from numba_meta.kernels.cpu.kernel import cache_folder
 
     return cache_folder().parent / "speeds.json"
+
+
+def measure_speeds(needs: Sequence[Needs], n_threads: Sequence[int]) -> tuple[DeviceSpeeds, ...]:
+    """Speeds as they are now: nothing is remembered."""
+    speeds = []
+    for need, threads in zip(needs, n_threads, strict=True):
+        speeds.append(_as_speeds(need, _measure(need, {}, threads, _together(len(needs), threads))))
+    return tuple(speeds)
 
 
 def _together(n_devices: int, n_threads: int) -> int:
@@ -230,7 +239,10 @@ def _device_speeds(need: Needs, n_threads: int, n_devices: int, renew: bool) -> 
         known = {} if renew else known
         found = _measure(need, known, n_threads, n_devices)
         _remember(where, found)
-    every = {**known, **found}
+    return _as_speeds(need, {**known, **found})
+
+
+def _as_speeds(need: Needs, every: Mapping[str, float]) -> DeviceSpeeds:
     return DeviceSpeeds(
         {kind: every[_name("weights", kind)] for kind in need.weights},
         {kind: every[_name("attention", kind)] for kind in need.attention},

@@ -38,9 +38,9 @@ class WeightKind(NamedTuple):
 class DeviceSpeeds:
     """How fast one device is, in bytes per second and seconds. Measured (`calibrate.py`) or given.
 
-    weights: packed bytes that a product with one row reads. attention: bytes of K and V that a token's attention reads. copies: from memory to
-    a slot, by one thread, and what elementwise kernels write. call_seconds: of any call, beside its bytes. meeting_seconds: from the last
-    device's arrival until all go on. step_seconds: once a step, for what surrounds it.
+    weights: packed bytes that a product with one row reads. attention: bytes of K and V that a token's attention reads. copies: from memory
+    to a slot, by one thread, and what elementwise kernels write. call_seconds: of any call, beside its bytes. meeting_seconds: from the
+    last device's arrival until all go on. step_seconds: once a step, for what surrounds it.
     """
 
     weights: Mapping[WeightKind, float]
@@ -120,9 +120,10 @@ def link_of(bytes_per_second: int, delay_ns: int, speeds: DeviceSpeeds) -> Link:
 def device_loads(
     plan: StepPlan, attended: Mapping[int, int], windows: WindowSizes, speeds: Sequence[DeviceSpeeds], links: Sequence[Link]
 ) -> tuple[DeviceLoad, ...]:
-    """What each device does in a step of one token, for `predict_step`. `plan`: of the ordered path; `windows`: what the step delivers by layer.
+    """What each device does in a step of one token, for `predict_step`.
 
-    Raises `UsageError` for another number of speeds or links than devices.
+    `plan`: of the ordered path. `windows`: what the step delivers by layer; empty where nothing is delivered. Raises
+    `UsageError` for another number of speeds or links than devices.
     """
     if not len(plan.devices) == len(speeds) == len(links):
         raise UsageError(f"{len(plan.devices)} devices with {len(speeds)} speeds and {len(links)} links; expected one of each per device")

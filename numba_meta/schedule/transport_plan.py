@@ -103,6 +103,11 @@ class TransportPlan:
         return tuple(sorted((d.delivery for d in self.decisions if d.is_staged), key=lambda delivery: delivery.consumer))
 
     @property
+    def is_too_large(self) -> bool:
+        """Whether something could be staged, but not within budget and headroom."""
+        return self.ring is None and any(self.need_bytes)
+
+    @property
     def n_slots(self) -> int:
         """Slots of the ring; 0 on the ordered path."""
         return self.ring.n_slots if self.ring else 0

@@ -6,7 +6,7 @@ Everything is exact: proportions are fractions of what the user wrote, and round
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import accumulate
 
@@ -29,6 +29,10 @@ def parse_tensor_split(value: str | Sequence[object] | None, n_devices: int) -> 
         raise UsageError(f"a split over {n_devices} devices: expected at least one")
     if value is None:
         return (Fraction(1, n_devices),) * n_devices
+    if not isinstance(value, str):
+        if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray, Set, Mapping)):
+            raise UsageError(f"tensor split {value!r}: expected numbers in order, one per device, as in '55,45' or (55, 45)")
+        value = list(value)
     shown = value if isinstance(value, str) else ",".join(map(_text, value))
     shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
     entries = value.split(",") if isinstance(value, str) else list(value)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-
 ON_THE_DEVICE = {"path": "device", "reason": "nothing in the host", "ring_bytes": (), "early_bytes": (), "late_bytes": ()}
 
 

@@ -94,7 +94,10 @@ def test_wrong_use_is_one_line_and_status_2(run, models, arguments):
     assert models == []
 
 
-@pytest.mark.parametrize("option", ["--kv-pipeline-depth=1", "--kv-gpu-layers=0", "--kv-ring=whole", "--kv-cpu-pinned=on",  "--deterministic", "--spec-type=x"])
+@pytest.mark.parametrize(
+    "option",
+    ["--kv-pipeline-depth=1", "--kv-gpu-layers=0", "--kv-ring=whole", "--kv-cpu-pinned=on", "--deterministic", "--spec-type=x"],
+)
 def test_an_option_that_would_do_nothing_is_refused(run, models, option):
     outcome = run("generate", "m", "p", option)
     assert outcome.status == 2
@@ -106,7 +109,7 @@ def test_an_option_that_would_do_nothing_is_refused(run, models, option):
     [
         (ModelFileError("m.gguf: 3 bytes, expected a header"), 1, "m.gguf: 3 bytes, expected a header"),
         (UsageError("split 1,-1: negative"), 2, "split 1,-1: negative"),
-        (NumbaMetaError("two\n  lines"), 1, "two lines"),
+        (NumbaMetaError("two\n  lines"), 1, r"two\n lines"),
         (FileNotFoundError(2, "No such file or directory", "m.gguf"), 1, "m.gguf: No such file or directory"),
         (MemoryError(), 1, "this machine is out of memory; use a smaller --ctx-size or a smaller model"),
     ],

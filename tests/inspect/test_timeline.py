@@ -126,3 +126,25 @@ def test_chrome_trace_holds_every_span_in_microseconds(tmp_path: Path) -> None:
         assert event.get("args", {}).get("bytes", 0) == span.n_bytes
     copied = sum(event["args"]["bytes"] for event in events if event["cat"] == "copy")
     assert copied == 2 * 1088 * (5 * 768 + 8192)
+
+
+def test_a_part_of_a_timeline() -> None:
+    timeline = step_timeline(1)
+    start, stop = timeline.stop / 3, timeline.stop / 2
+    part = timeline.between(start, stop)
+    assert part.streams == timeline.streams
+    assert part.stop <= stop - start
+    for name in part.streams:
+        for kind in KINDS:
+            inside = [max(Fraction(), min(s.stop, stop) - max(s.start, start)) for s in timeline.of(name) if s.kind == kind]
+            assert part.seconds(name, kind) == sum(inside, Fraction())
+    assert timeline.between(0, timeline.stop) == timeline
+    assert timeline.between(timeline.stop, 2 * timeline.stop).spans == ()
+
+
+def test_a_label_that_does_not_fit_is_its_layer() -> None:
+    pytest.importorskip("matplotlib", reason="drawings need the extra 'plots'")
+    spans = tuple(Span("a", f"cache_k.{n}.window", n * US, (n + 1) * US, "copy") for n in range(20))
+    texts = {text.get_text() for axes in draw_timeline(Timeline(("a",), spans)).axes for text in axes.texts}
+    assert {str(n) for n in range(20)} <= texts
+    assert "cache_k.3.window" in {text.get_text() for axes in draw_timeline(Timeline(("a",), spans[:4])).axes for text in axes.texts}

@@ -12,7 +12,7 @@ from models.numpy_reference import Array, ReferenceModel
 
 @dataclass(frozen=True)
 class Edit:
-    """From token `first` on, the tokens before it are at `positions` (None: removed) and the following ones come at `position`, `position + 1`, ...
+    """From token `first` on, the tokens before it are at `positions` (None: removed), later ones from `position` on.
 
     `unseen_by_windows`: tokens of which layers with a sliding window have no row any more.
     """

@@ -33,6 +33,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "host, two devices": {"kv": "host", **TWO},
     "host, own cells": {"kv": "host", "kv_unified": False, "kv_pipeline_depth": 0},
     "host but the first layer, two devices": {"kv": "host", "kv_gpu_layers": 1, **TWO},
+    "host, late copies": {"kv": "host", "devices": "cpu:0?link=2&delay=500us,cpu:0?delay=1ms", "kv_pipeline_depth": 2},
 }
 
 
@@ -70,7 +71,14 @@ BOUNDS = {dtypes.F32: 1e-5, dtypes.F16: 4e-3, dtypes.BF16: 4e-2, dtypes.Q8_0: 5e
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from((64, 32, 6)), st.sampled_from((1.0, 0.125)), st.integers(0, 500), st.integers(1, 300))
+@given(
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.sampled_from((64, 32, 6)),
+    st.sampled_from((1.0, 0.125)),
+    st.integers(0, 500),
+    st.integers(1, 300),
+)
 def test_rotated_keys_are_those_of_their_new_positions(
     dtype: DType, seed: int, interleaved: bool, n_rotated: int, scale: float, position: int, drop: int
 ) -> None:
@@ -109,7 +117,7 @@ def test_layers_are_found_with_the_rotation_of_their_graph(paths: dict[str, Path
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ("llama", "gemma3"))
 def test_after_a_removal_and_a_shift_against_float64(name: str, place: str, paths: dict[str, Path]) -> None:
-    """K and V keep what they were computed with; later tokens see the ones that are left, at their new positions. Also rows by ones and in prompts."""
+    """K and V keep what they were computed with; later tokens, by ones and in prompts, see what is left, at its new positions."""
     tokens = ids(1, 140)
     options = {"exact": True, "ctx_size": 400, "parallel": 2, "ubatch_size": 64, **PLACES[place]}
     with nm.load(paths[name], **options) as model:
@@ -145,7 +153,7 @@ def test_a_hole_of_whole_chunks(place: str, paths: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_shift_when_windows_have_gone_around(place: str, paths: dict[str, Path]) -> None:
-    """300 tokens in rings of 256 cells. First the window lies in what moved; then it reaches kept tokens that the ring has lost, and some it still has."""
+    """300 tokens in rings of 256 cells: the window lies in what moved, or reaches kept tokens, some or all of which the ring has lost."""
     tokens = ids(5, 330)
     options = {"exact": True, "ctx_size": 800, "parallel": 2, "ubatch_size": 64, **PLACES[place]}
     for keep, drop, lost in ((5, 200, ()), (60, 236, range(44)), (30, 266, range(30)), (0, 300, ())):
@@ -197,7 +205,9 @@ def operate(model: Model) -> None:
 
 @pytest.mark.parametrize("types", (("f16", "f16"), ("q8_0", "q4_0"), ("f32", "bf16")), ids=str)
 @pytest.mark.parametrize("name", ("llama", "gemma3"))
-def test_operations_give_the_same_bytes_on_every_split_and_place(name: str, types: tuple[str, str], paths: dict[str, Path], tmp_path: Path) -> None:
+def test_operations_give_the_same_bytes_on_every_split_and_place(
+    name: str, types: tuple[str, str], paths: dict[str, Path], tmp_path: Path
+) -> None:
     options = {"ctx_size": 700, "parallel": 2, "ubatch_size": 64, "cache_type_k": types[0], "cache_type_v": types[1]}
     first, saved = tmp_path / "first.state", []
     with nm.load(paths[name], **options) as model:
@@ -232,39 +242,41 @@ def test_a_copy_goes_on_like_its_source_and_alone(place: str, paths: dict[str, P
 # ---- generation that shifts ------------------------------------------------------------------------------------------------------------
 
 
+FRESH: dict[str, Any] = {"ignore_eos": True, "repetition_penalty": 1e6, "repetition_last_n": -1}  # the best token that has not come yet
+
+
 def generated_by_hand(model: Model, prompt: list[int], n: int, keep: int, n_positions: int) -> list[int]:
     model.cache.clear()
     logits = append(model, prompt)[-1]
     out: list[int] = []
-    while len(out) < n:
-        out.append(int(np.argmax(logits)))
-        if len(out) < n:
-            if model.cache.length() == n_positions:
-                model.cache.shift(0, keep, max(1, (n_positions - keep) // 2))
-            logits = append(model, out[-1:])[-1]
-    return out
+    while True:
+        out.append(max(set(range(N_VOCAB)).difference(prompt, out), key=lambda i: logits[i]))
+        if len(out) == n:
+            return out
+        if model.cache.length() == n_positions:
+            model.cache.shift(0, keep, max(1, (n_positions - keep) // 2))
+        logits = append(model, out[-1:])[-1]
 
 
 def test_generation_past_the_end_shifts_where_asked(llama: Model) -> None:
     prompt = ids(13, 20)
     for keep in (0, 5, 20, 62):
-        got = llama.generate_ids(prompt, 150, ignore_eos=True, context_shift=True, keep=keep)
-        assert len(got) == 150
-        assert got == generated_by_hand(llama, prompt, 150, keep, 64)
-    whole = llama.generate_ids(prompt, 150, ignore_eos=True, context_shift=True, keep=-1)
-    assert whole == llama.generate_ids(prompt, 150, ignore_eos=True, context_shift=True, keep=20)
-    text = "".join(llama.generate(prompt, 150, ignore_eos=True, context_shift=True, keep=-1))
+        got = llama.generate_ids(prompt, 120, context_shift=True, keep=keep, **FRESH)
+        assert got == generated_by_hand(llama, prompt, 120, keep, 64)
+    whole = llama.generate_ids(prompt, 120, context_shift=True, keep=-1, **FRESH)
+    assert whole == llama.generate_ids(prompt, 120, context_shift=True, keep=20, **FRESH)
+    text = "".join(llama.generate(prompt, 120, context_shift=True, keep=-1, **FRESH))
     assert text == llama.detokenize(whole)
     assert llama.cache.tokens()[:20] == prompt
     assert llama.cache.tokens()[20:] == whole[-1 - (llama.cache.length() - 20) : -1]
-    assert llama.timings.n_generated == 149
+    assert llama.timings.n_generated == 119
 
 
 def test_generation_does_not_shift_unless_asked(llama: Model) -> None:
     for options in ({}, {"keep": 3}):
         with pytest.raises(ContextFullError, match=r"^1 more tokens do not fit the context: 64 are in sequence 0"):
             llama.generate_ids(ids(13, 20), 60, ignore_eos=True, **options)
-    with pytest.raises(ContextFullError, match=r"^the context is full with 64 tokens and all of them are kept; keep fewer or use a larger --ctx-size$"):
+    with pytest.raises(ContextFullError, match=r"^the context is full with 64 tokens and all of them are kept; keep fewer"):
         llama.generate_ids(ids(13, 64), 3, ignore_eos=True, context_shift=True, keep=-1)
     with pytest.raises(ContextFullError, match="^the prompt has 65 tokens, the context has room for 64"):
         llama.generate_ids(ids(13, 65), 3, context_shift=True)
@@ -277,10 +289,10 @@ def test_a_shifting_generation_is_the_same_everywhere(paths: dict[str, Path]) ->
         results = []
         for options in PLACES.values():
             with nm.load(paths[name], exact=True, ctx_size=80, parallel=2, **options) as model:
-                results.append(model.generate_ids(ids(14, 30), 120, ignore_eos=True, context_shift=True, keep=4))
-        unified, own = [results[i] for i in (0, 2, 4)], [results[i] for i in (1, 3)]
+                results.append(model.generate_ids(ids(14, 30), 120, context_shift=True, keep=4, **FRESH))
+        unified, own = [results[i] for i in (0, 2, 4, 5)], [results[i] for i in (1, 3)]  # 80 positions, 40 positions
         assert all(other == unified[0] for other in unified) and all(other == own[0] for other in own)
-        assert unified[0] != own[0], "80 positions or 40 for each: they shift at other times"
+        assert len(set(unified[0])) == len(set(own[0])) == 120
 
 
 def test_a_bos_is_kept(paths: dict[str, Path]) -> None:
@@ -378,7 +390,7 @@ def test_what_a_user_may_get_wrong(llama: Model, call: Any, line: str) -> None:
 def test_an_end_that_a_window_cannot_go_back_to(paths: dict[str, Path]) -> None:
     with nm.load(paths["gemma3"], ctx_size=700, ubatch_size=64) as model:
         append(model, ids(19, 500), step=64)
-        with pytest.raises(UsageError, match="^sequence 0 cannot go back from 500 to 100 tokens: its sliding window keeps 240 more; clear it instead$"):
+        with pytest.raises(UsageError, match="^sequence 0 cannot go back from 500 to 100 tokens: its sliding window keeps 240 more; clear"):
             model.cache.remove(0, 100)
         assert model.cache.tokens() == ids(19, 500)
         model.cache.remove(0, 100, 200)
@@ -389,7 +401,8 @@ def test_a_closed_model(paths: dict[str, Path]) -> None:
     model = nm.load(paths["llama"], ctx_size=64)
     cache = model.cache
     model.close()
-    for call in (cache.clear, lambda: cache.remove(0, 0), lambda: cache.shift(0, 0, 0), lambda: model.save_state("x"), lambda: model.load_state("x")):
+    calls = (lambda: cache.remove(0, 0), lambda: cache.shift(0, 0, 0), lambda: model.save_state("x"), lambda: model.load_state("x"))
+    for call in (cache.clear, *calls):
         with pytest.raises(NumbaMetaError, match="^the model was closed; load it again$"):
             call()
 

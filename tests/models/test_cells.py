@@ -129,7 +129,8 @@ class World:
 
 
 NUMBERS = st.integers(0, 30)
-STEPS = st.tuples(st.sampled_from(("take", "take", "take", "truncate", "remove", "shift", "copy", "reload")), st.integers(0, 2), NUMBERS, NUMBERS)
+ACTIONS = st.sampled_from(("take", "take", "take", "truncate", "remove", "shift", "copy", "reload"))
+STEPS = st.tuples(ACTIONS, st.integers(0, 2), NUMBERS, NUMBERS)
 
 
 @settings(deadline=None, max_examples=300)
@@ -192,7 +193,7 @@ def test_going_back_twice_does_not_reach_what_was_overwritten() -> None:
     for _ in range(4):
         cells.take(0, 5)
     cells.truncate(0, 15)  # 20 - 8 + 3: the window of position 15 is there
-    with pytest.raises(UsageError, match=r"^sequence 0 cannot go back from 15 to 14 tokens: its sliding window keeps 0 more; clear it instead$"):
+    with pytest.raises(UsageError, match=r"^sequence 0 cannot go back from 15 to 14 tokens: its sliding window keeps 0 more; clear"):
         cells.truncate(0, 14)
     cells.truncate(0, 0)
     cells.take(0, 5)
@@ -209,7 +210,9 @@ def test_going_back_twice_does_not_reach_what_was_overwritten() -> None:
         (2, 10, True, {0: 6, 1: 5}, "11 tokens do not fit the 10 cells of the context; use a larger --ctx-size"),
     ],
 )
-def test_a_state_that_does_not_fit_changes_nothing(n_sequences: int, n_positions: int, unified: bool, tokens: dict[int, int], line: str) -> None:
+def test_a_state_that_does_not_fit_changes_nothing(
+    n_sequences: int, n_positions: int, unified: bool, tokens: dict[int, int], line: str
+) -> None:
     source = Cells(shape_of(2, 40, False))
     for s, n in tokens.items():
         source.take(s, n)

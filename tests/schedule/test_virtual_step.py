@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule.model_graphs import ModelGraph
 
+from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.dtypes import F16
 from numba_meta.errors import DeviceError, UsageError
 from numba_meta.models import gemma3, llama
@@ -23,10 +25,10 @@ from numba_meta.schedule.bound import step_bound_devices
 from numba_meta.schedule.infer import infer_splits
 from numba_meta.schedule.lower import Call
 from numba_meta.schedule.plan import StepPlan, plan_step
-from numba_meta.schedule.trace import is_delivery, is_write_back, kind_of, label_of
+from numba_meta.schedule.trace import Mark, StepTrace, is_delivery, is_write_back, kind_of, label_of
 from numba_meta.schedule.transport_plan import DeviceFacts, TransportOptions, plan_transport
 from numba_meta.schedule.virtual_clock import Link
-from numba_meta.schedule.virtual_step import Cost, step_loads, virtual_step
+from numba_meta.schedule.virtual_step import Cost, measured_cost, step_loads, virtual_step
 
 US = Fraction(1, 10**6)
 N_LAYER, HEAD_BYTES = 8, 2 * 32  # f16 heads of 32 elements
@@ -213,3 +215,21 @@ def test_kinds_of_calls() -> None:
             assert sum(map(is_delivery, calls)) == sum(map(is_write_back, calls)) == 2 * N_LAYER
             assert [kind_of(c) for c in calls].count("copy") == 4 * N_LAYER
             assert all(kind_of(c) is None for c in calls if c.records)
+
+
+def test_measured_costs_are_medians_of_the_plans_own_calls() -> None:
+    plan = host_plan("llama", (1,), 1)
+    steps = []
+    for took in (5000, 1000, 3000):
+        streams = []
+        for purpose, calls in plan.devices[0].streams().items():
+            times = np.array([[10 * took * i, 10 * took * i + took + i] for i in range(len(calls))])
+            streams.append(StreamTimes(f"cpu:0 {purpose}", tuple(Mark(0, purpose, call) for call in calls), times, (0, 10**9)))
+        steps.append(StepTrace(tuple(streams), {}, 1))
+    cost = measured_cost(steps)
+    for i, call in enumerate(plan.devices[0].calls, start=1):  # the first one records that the inputs are there
+        assert cost(0, call) == Fraction(3000 + i, 10**9)
+    with pytest.raises(UsageError, match="did not make the call attention.0 on device 0"):
+        cost(0, next(call for call in host_plan("llama", (1,), 2).devices[0].calls if kind_of(call) == "attention"))
+    with pytest.raises(UsageError, match="0 traced steps"):
+        measured_cost([])

@@ -92,7 +92,8 @@ class Way:
 
     def devices(self, n: int) -> str:
         """Device names that behave so: links are of another speed, or copies come later by another time, on each of them."""
-        links = {"fast": [""] * 4, "slow": ["&link=1", "&link=0.3", "&link=2", "&link=0.5"], "late": [f"&delay={t}us" for t in (120, 0, 80, 40)]}
+        slow, late = [f"&link={speed}" for speed in (1, 0.3, 2, 0.5)], [f"&delay={t}us" for t in (120, 0, 80, 40)]
+        links = {"fast": [""] * 4, "slow": slow, "late": late}
         return ",".join(f"cpu:0?async={int(self.async_copies)}{link}" for link in links[self.link][:n])
 
     def options(self) -> dict[str, Any]:

@@ -1,0 +1,186 @@
+"""From the start of a launch to its end, for the command line and for programs: all ranks end together, with one reason.
+
+    with ranks() as launch:
+        joined = launch.join(prepare)
+        reduction = launch.negotiate(...)
+        ...                              # whatever is raised here ends every rank; the user reads it once
+
+A process that works alone passes through: no MPI, no threads, no signal handlers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+from numba_meta.comm.communicators import CommunicatorFactory, Reduction, negotiate
+from numba_meta.comm.ending import Ending, Event, Kind
+from numba_meta.comm.errors import JoinError, MpiError, RankError
+from numba_meta.comm.join import TIMEOUT_VARIABLE, Joined, JoinRequest, agree, join, join_timeout
+from numba_meta.comm.launch import detect_launch
+from numba_meta.comm.mesh import connect_mesh
+from numba_meta.comm.mpi_world import MpiWorld, open_world
+from numba_meta.comm.watchdog import GATHER_SECONDS, Watchdog, end_process
+from numba_meta.comm.world import World
+from numba_meta.errors import NumbaMetaError
+
+_FINALIZE_SECONDS = 10.0  # all ranks are done by then; MPI has only to tidy up
+
+
+class RankLaunch:
+    """The ranks of this launch while they run: `world`, and after `join` the records of all."""
+
+    def __init__(self, world: World, watchdog: Watchdog | None) -> None:
+        self.world = world
+        self.watchdog = watchdog
+        self.joined: Joined | None = None
+        self.reduction: Reduction | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    def join(self, prepare: Callable[[], JoinRequest], *, release: Callable[[], None] = lambda: None) -> Joined:
+        """Joins all ranks (`join.join`) the first time; later calls agree on what comes next (`join.agree`). Raises `JoinError`."""
+        if self.joined is not None:
+            return agree(self.world, prepare, release=release)
+        joined = join(self.world, prepare, release=release)
+        if self.watchdog is not None:
+            with self._limited("connect to each other over TCP"):
+                peers = connect_mesh(self.world, [record.host for record in joined.records], joined.one_host)
+            self.watchdog.attach(peers)
+        self.joined = joined
+        return joined
+
+    def negotiate(self, factories: Sequence[CommunicatorFactory]) -> Reduction:
+        """One way to reduce that all ranks can use (`communicators.negotiate`), closed when the launch ends."""
+        if self.joined is None:
+            raise RankError("the ranks would agree on a communicator before they joined; call `join` first")
+        with self._limited("build and probe a communicator"):
+            self.reduction = negotiate(self.world, self.joined, factories)
+        return self.reduction
+
+    @contextlib.contextmanager
+    def _limited(self, what: str) -> Iterator[None]:
+        """Ends the launch where its body takes longer than ranks wait for each other: it may hang in a call that nothing interrupts."""
+        seconds = join_timeout()
+        reason = f"did not {what} within {seconds:g} s; see NUMBA_META_COMM to choose another way, {TIMEOUT_VARIABLE} for more time"
+        timer = threading.Timer(seconds, lambda: self.watchdog and self.watchdog.give_up(reason))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+@contextlib.contextmanager
+def ranks() -> Iterator[RankLaunch]:
+    """Runs its body as one rank of the launch. Ends the process where another rank failed, where a signal says so, or where a rank is gone.
+
+    What the body raises is told to the others. It goes on from here on one rank, the lowest that lives; the others end without a word.
+    """
+    launch = detect_launch()
+    if launch.alone:
+        alone = RankLaunch(open_world(), None)
+        try:
+            yield alone
+        finally:
+            _close(alone)
+        return
+    watchdog = Watchdog(launch.rank, os.uname().nodename)
+    watchdog.start()
+    running: RankLaunch | None = None
+    try:
+        running = RankLaunch(open_world(lambda reason, speaks: _never_started(watchdog, reason, speaks)), watchdog)
+        yield running
+    except BaseException as error:
+        if not _is_normal_exit(error):
+            _fail(watchdog, error, launch.size or 1)
+        _end_well(running, watchdog)
+        raise
+    _end_well(running, watchdog)
+
+
+def _end_well(running: RankLaunch | None, watchdog: Watchdog) -> None:
+    """Waits for the other ranks, then ends MPI."""
+    if running is not None:
+        if running.joined is not None:
+            watchdog.finish()
+        _close(running)
+        if isinstance(running.world, MpiWorld):
+            guard = threading.Timer(_FINALIZE_SECONDS, os._exit, (1,))
+            guard.daemon = True
+            guard.start()
+            running.world.finalize()
+            guard.cancel()
+    watchdog.stop()
+
+
+def _close(running: RankLaunch) -> None:
+    if running.reduction is not None:
+        running.reduction.close()
+
+
+def _fail(watchdog: Watchdog, error: BaseException, size: int) -> None:
+    """Ends this process, or raises what the user should read; never returns."""
+    if os.environ.get("NUMBA_META_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    if isinstance(error, JoinError):  # the same on all ranks
+        speaks = error.speaker == watchdog.rank
+        if not speaks:
+            time.sleep(GATHER_SECONDS)
+            end_process(Ending(Event("raised", watchdog.rank, watchdog.host, str(error)), str(error), error.exit_status, speaks))
+        raise error
+    kind, reason, exit_status = describe_error(error)
+    ending = watchdog.report(kind, reason, exit_status)
+    if not ending.speaks:
+        end_process(ending)
+    if ending.event.rank == watchdog.rank or reason == ending.event.reason:
+        raise error
+    raise _Told(ending.message, ending.exit_status) from None
+
+
+class _Told(RankError):
+    """What another rank raised, here."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+def describe_error(error: BaseException) -> tuple[Kind, str, int]:
+    """What the other ranks are told of an error: its kind, one line, the exit status."""
+    if isinstance(error, MpiError):
+        return "mpi", str(error), error.exit_status
+    if isinstance(error, NumbaMetaError):
+        return "raised", str(error), error.exit_status
+    if isinstance(error, KeyboardInterrupt):
+        return "signal", "was interrupted (Ctrl-C)", 130
+    if isinstance(error, BrokenPipeError):
+        return "raised", "the reader of the output has gone", 141
+    if isinstance(error, MemoryError):
+        return "raised", "out of memory", 1
+    status = getattr(error, "exit_code", getattr(error, "code", 1))
+    text = " ".join(str(error).split())
+    return "raised", f"{type(error).__name__}: {text}" if text else type(error).__name__, status if isinstance(status, int) and status else 1
+
+
+def _is_normal_exit(error: BaseException) -> bool:
+    """`sys.exit(0)`, and click's way to say the same."""
+    if isinstance(error, SystemExit):
+        return error.code in (None, 0)
+    return type(error).__name__ == "Exit" and getattr(error, "exit_code", 1) == 0
+
+
+def _never_started(watchdog: Watchdog, reason: str, speaks: bool) -> None:
+    event = Event("raised", watchdog.rank, watchdog.host, reason)
+    end_process(Ending(event, reason, 1, speaks))

@@ -1,0 +1,239 @@
+"""The watchdog of a rank: a thread that hears what happens to the other ranks and to this one, and ends the process with the reason.
+
+The main thread may be inside MPI or a compiled step, which nothing can interrupt; so the watchdog ends the process itself. It never judges
+how long something takes: only heartbeats, closed connections, words of other ranks, and signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from numba_meta.comm.ending import Ending, Event, Kind, choose_ending, killed, silent
+from numba_meta.comm.mesh import Peer
+
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS = 30.0  # 30 heartbeats missed
+GATHER_SECONDS = 0.3  # after the first event: others that happened with it, one of which may be the cause
+UNWIND_SECONDS = 1.0  # for the main thread to end by itself after Ctrl-C or its own error
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Watchdog:
+    """Begins with signals alone; `attach` adds the connections to the other ranks once they joined."""
+
+    def __init__(self, rank: int, host: str, *, end: Callable[[Ending], None] | None = None) -> None:
+        self.rank = rank
+        self.host = host
+        self.ending: Ending | None = None
+        self.decided = threading.Event()
+        self.all_ended = threading.Event()
+        self._end = end_process if end is None else end
+        self._peers: dict[int, Peer] = {}
+        self._last_heard: dict[int, float] = {}
+        self._closed: set[int] = set()
+        self._vanished: set[int] = set()  # closed without a word
+        self._told: set[int] = set()  # said why they end: those speak for themselves
+        self._finished: set[int] = set()  # said goodbye
+        self._handed_over = False  # the main thread has the ending, and raises it
+        self._saying_goodbye = False
+        self._stopping = False
+        self._events: list[Event] = []
+        self._decide_at = float("inf")
+        self._unwind_until = 0.0
+        self._lock = threading.Lock()
+        self._wake, self._woken = socket.socketpair()
+        for each in (self._wake, self._woken):
+            each.setblocking(False)
+        self._old_handlers: dict[int, object] = {}
+        self._old_wakeup = -1
+        self._thread = threading.Thread(target=self._run, name="numba_meta-watchdog", daemon=True)
+
+    # ---- what the main thread calls ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Takes over SIGTERM, SIGINT and SIGHUP where this is the main thread, and begins to watch."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                handler = signal.default_int_handler if number == signal.SIGINT else _ignore
+                self._old_handlers[number] = signal.signal(number, handler)
+            # The number of a signal is written here by the C handler, also while the main thread is inside MPI.
+            self._old_wakeup = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        self._thread.start()
+
+    def attach(self, peers: list[Peer]) -> None:
+        """From now on the other ranks are watched too."""
+        with self._lock:
+            self._peers = {peer.rank: peer for peer in peers}
+            self._last_heard = dict.fromkeys(self._peers, time.monotonic())
+        self._poke()
+
+    def report(self, kind: Kind, reason: str, exit_status: int = 1) -> Ending:
+        """This rank fails: tells the others, and returns what the caller has to do: raise the reason, or end in silence.
+
+        Should the caller not end the process within `UNWIND_SECONDS`, the watchdog does.
+        """
+        self._handed_over = True
+        self._unwind_until = time.monotonic() + GATHER_SECONDS + UNWIND_SECONDS
+        self._add(Event(kind, self.rank, self.host, reason, exit_status))
+        self._poke()
+        self.decided.wait(GATHER_SECONDS + UNWIND_SECONDS / 2)
+        return self.ending or choose_ending(self._events, self.rank, frozenset(self._vanished))
+
+    def give_up(self, reason: str) -> None:
+        """This rank fails while its main thread cannot be reached: the watchdog tells the others and ends the process."""
+        self._add(Event("raised", self.rank, self.host, reason))
+        self._poke()
+
+    def finish(self) -> None:
+        """This rank is done: waits until all others are, however long it takes them. The watch goes on until then."""
+        self._saying_goodbye = True
+        self._tell({"bye": True})
+        self._poke()
+        while not self.all_ended.wait(0.5):  # in slices, so that Ctrl-C gets through
+            pass
+
+    def stop(self) -> None:
+        """Ends the watch without a word (after `finish`, or where the caller ends the process) and restores signal handlers."""
+        self._stopping = True
+        self._poke()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(2)
+        if self._old_handlers and threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._old_wakeup)
+            for number, handler in self._old_handlers.items():
+                if handler is not None:  # None: one that was not set from Python
+                    signal.signal(number, handler)  # type: ignore[arg-type]
+            self._old_handlers.clear()
+        for peer in self._peers.values():
+            peer.socket.close()
+
+    # ---- the thread --------------------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._woken, selectors.EVENT_READ, None)
+        watched: set[int] = set()
+        last_beat = last_turn = time.monotonic()
+        while not self._stopping:
+            with self._lock:
+                fresh = [peer for rank, peer in self._peers.items() if rank not in watched]
+            for peer in fresh:
+                watched.add(peer.rank)
+                selector.register(peer.socket, selectors.EVENT_READ, peer)
+            for key, _ in selector.select(min(BEAT_SECONDS / 4, max(0.0, self._decide_at - time.monotonic()))):
+                if key.data is None:
+                    self._read_signals()
+                elif not self._hear(key.data):
+                    selector.unregister(key.data.socket)
+            now = time.monotonic()
+            if now - last_turn > 3 * BEAT_SECONDS:  # this process stood still: what came meanwhile was not read yet
+                self._last_heard = dict.fromkeys(self._last_heard, now)
+            last_turn = now
+            if now - last_beat >= BEAT_SECONDS:
+                last_beat = now
+                self._tell({"beat": True})
+            self._look_for_silence(now)
+            if self._saying_goodbye and self._peers.keys() <= self._finished and not self._events:
+                self.all_ended.set()
+            if now >= self._decide_at and self.ending is None:
+                self.ending = choose_ending(self._events, self.rank, frozenset(self._vanished))
+                self.decided.set()
+            if self.ending is not None and now >= self._unwind_until:
+                self._end(replace(self.ending, speaks=self.ending.speaks and not self._handed_over))
+                return
+
+    def _read_signals(self) -> None:
+        with contextlib.suppress(OSError):
+            for number in self._woken.recv(4096):
+                if number == 0 or number not in _SIGNALS:
+                    continue
+                name = signal.Signals(number).name
+                reason = "was interrupted (Ctrl-C)" if number == signal.SIGINT else f"was told to end ({name})"
+                if number == signal.SIGINT:
+                    self._unwind_until = time.monotonic() + GATHER_SECONDS + UNWIND_SECONDS
+                self._add(Event("signal", self.rank, self.host, reason, 128 + number))
+
+    def _hear(self, peer: Peer) -> bool:
+        messages, alive = peer.receive()
+        self._last_heard[peer.rank] = time.monotonic()
+        told = False
+        for message in messages:
+            if "bye" in message:
+                self._finished.add(peer.rank)
+            if "event" in message and isinstance(message["event"], dict):
+                told = True
+                with contextlib.suppress(TypeError):
+                    self._add(Event(**message["event"]), tell=False)
+        if told:
+            self._told.add(peer.rank)
+        if not alive:
+            self._closed.add(peer.rank)
+            if peer.rank not in self._told | self._finished:
+                self._vanished.add(peer.rank)
+                self._add(killed(peer.rank, peer.host))
+        return alive
+
+    def _look_for_silence(self, now: float) -> None:
+        for rank, heard in self._last_heard.items():
+            if now - heard > SILENCE_SECONDS and rank not in self._closed | self._finished and not self._events:
+                self._add(silent(rank, self._peers[rank].host, now - heard))
+
+    def _add(self, event: Event, tell: bool = True) -> None:
+        with self._lock:
+            if event in self._events:
+                return
+            self._events.append(event)
+            if self._decide_at == float("inf"):
+                self._decide_at = time.monotonic() + GATHER_SECONDS
+        if tell:
+            self._tell({"event": vars(event)})
+
+    def _tell(self, message: dict[str, object]) -> None:
+        for rank, peer in list(self._peers.items()):
+            if rank not in self._closed:
+                peer.send(message)
+
+    def _poke(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
+
+
+def end_process(ending: Ending) -> None:
+    """Ends this process at once. The speaker goes first: a launcher that sees a rank fail ends the others, whatever they still had to say."""
+    if ending.speaks:
+        say(ending.message)
+        flush()
+    else:
+        time.sleep(GATHER_SECONDS)
+    os._exit(ending.exit_status)
+
+
+def say(message: str) -> None:
+    """One line on standard error, without the locks that another thread may hold."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"numba-meta: {' '.join(message.split())}\n".encode())
+
+
+def flush() -> None:
+    """Gives out what was printed so far, unless a thread that hangs holds the output."""
+
+    def work() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(0.2)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """SIGTERM and SIGHUP: the watchdog ends the process."""

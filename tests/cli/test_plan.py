@@ -1,0 +1,96 @@
+"""`plan`: the command on a small file, its speeds given; what it prints and what it says as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from synthetic import write_model
+
+from numba_meta.cli.options import LoadOptions
+from numba_meta.cli.plan import forecast_model
+from numba_meta.cli.terminal import Progress
+
+GIVEN = ("--weights-gbps", "10", "--attention-gbps", "5")
+TWO = "cpu:0?link=2,cpu:0?link=1"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two layers, 384 wide, 6 heads over 3 KV heads of 64."""
+    path = tmp_path_factory.mktemp("plan") / "llama.gguf"
+    return str(write_model(path, n_embd=384, n_head=6, n_head_kv=3, n_ff=512, types={"default": "q4_0", "attn_v": "q8_0"}))
+
+
+@pytest.fixture(autouse=True)
+def own_speeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Speeds are remembered in a folder of this test, and quickly measured."""
+    monkeypatch.setattr("numba_meta.schedule.calibrate.speeds_file", lambda: tmp_path / "speeds.json")
+    monkeypatch.setattr("numba_meta.schedule.calibrate._WEIGHT_BYTES", 1 << 20)
+
+
+def test_json_has_every_decision(run, path):
+    outcome = run("plan", path, "-nkvo", "--device", TWO, "-c", "2048", "--contexts", "100,1000", "--json", *GIVEN)
+    assert outcome.status == 0
+    data = json.loads(outcome.out)
+    assert (data["model"], data["architecture"]) == ("llama.gguf", "llama")
+    assert data["cache"] == {"place": "host", "types": ["f16", "f16"], "cells": 2048, "host_bytes": 2 * 2 * 2048 * 384}
+    assert data["cuts"]["attention 0"] == [2, 1]
+    assert [device["name"] for device in data["devices"]] == ["cpu:0", "cpu:0#1"]
+    assert [device["bytes_per_token"] for device in data["devices"]] == [2 * 512, 2 * 256]
+    assert [(step["context"], step["path"]) for step in data["steps"]] == [(100, "pipelined"), (1000, "pipelined")]
+    assert [step["delivered_bytes"] for step in data["steps"]] == [[256 * 1024, 256 * 512], [1024 * 1024, 1024 * 512]]
+    for step in data["steps"]:
+        assert step["copy_seconds"] >= max(step["delivered_bytes"][0] / 2e9, step["delivered_bytes"][1] / 1e9) * (1 - 1e-9)
+        assert step["tokens_per_second"] == pytest.approx(1 / step["pipelined_seconds"])
+        assert step["ring_bytes"][0] > step["ring_bytes"][1] > 0 and step["slots"] == 3
+
+
+def test_the_table_for_a_reader(run, path):
+    outcome = run("plan", path, "-nkvo", "--device", TWO, "-c", "2048", "--kv-pipeline-budget", "1", "-ctk", "q8_0", "-d", "100,2047", *GIVEN)
+    assert outcome.status == 0
+    assert "KV cache in the host (" in outcome.out and "2048 cells for 1 sequence, q8_0/f16" in outcome.out
+    assert "attention of layers 0-1: 3 x KV head" in outcome.out
+    rows = {line.split()[0]: line.split() for line in outcome.out.splitlines() if line and line.split()[0].isdecimal()}
+    assert list(rows) == ["100", "2047"]
+    assert [row[1] for row in rows.values()] == ["pipelined", "ordered"]
+    assert "from 2047: ordered: over budget" in outcome.out
+
+
+def test_a_cache_on_the_devices(run, path):
+    outcome = run("plan", path, "--contexts", "10", "-c", "512", *GIVEN)
+    assert outcome.status == 0 and "KV cache on the device: 512 cells" in outcome.out
+    assert " device " in outcome.out.splitlines()[-1]
+
+
+def test_speeds_are_measured_once(run, path):
+    first, second = (run("plan", path, "--contexts", "10", "-c", "512") for _ in range(2))
+    again = run("plan", path, "--contexts", "10", "-c", "512", "--calibrate")
+    measuring = "numba-meta: measuring how fast this machine is (only once)\n"
+    assert [outcome.err for outcome in (first, second, again)] == [measuring, "", measuring]
+    assert first.out == second.out
+
+
+def test_given_speeds_are_used(path):
+    steps = []
+    for gbps in (10.0, 5.0):
+        forecast, _ = forecast_model(path, LoadOptions(ctx_size=512), (10,), gbps, 1e6, False, Progress())
+        steps.append(forecast.steps[0].seconds)
+        assert set(forecast.speeds[0].weights.values()) == {gbps * 1e9}
+    assert steps[1] > steps[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--contexts", "512"], "contexts [512]: expected 0 to 511"),
+        (["--device", "cpu:0?link=0"], "link='0' is not a speed"),
+        (["--kv-gpu-layers", "1"], "add --no-kv-offload"),
+        (["--weights-gbps", "0"], "0"),
+    ],
+)
+def test_wrong_use_is_one_line(run, path, words, said):
+    outcome = run("plan", path, "-c", "512", *GIVEN, *words)
+    assert outcome.status == 2 and said in outcome.err and outcome.err.splitlines()[-1].startswith("numba-meta: ")
+    assert outcome.out == ""
