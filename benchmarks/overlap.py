@@ -5,13 +5,12 @@
 
 Each device has one compute thread and a link of its own, as fast as the wanted part of copies asks for. Compute times of every call are
 the medians of traced steps of the ordered path; the bound follows from them and from the links' speeds alone. Steps are measured untraced,
-ordered and pipelined in turns.
+ordered and pipelined in turns. `--quantile 0.1` takes the fastest tenth in place of medians, for a machine that is busy with other things.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
@@ -33,6 +32,22 @@ from numba_meta.schedule.virtual_clock import Link  # noqa: E402
 from numba_meta.schedule.virtual_step import step_loads  # noqa: E402
 
 CallKey = tuple[int, str, str]  # device, node, kernel
+_BLOCK = 8  # steps of one depth before it is the next one's turn
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a model with a context of `n_tokens`, and how often."""
+
+    path: Path
+    options: Mapping[str, Any]
+    n_tokens: int
+    n_steps: int = 128
+    quantile: float = 0.5
+
+    def typical(self, times: Sequence[float]) -> float:
+        """The median, or the wanted quantile."""
+        return sorted(times)[int(self.quantile * (len(times) - 1))]
 
 
 @dataclass(frozen=True)
@@ -55,52 +70,78 @@ def key_of(device: int, call: Call) -> CallKey:
     return device, call.node, call.kernel.name if call.kernel else ""
 
 
-def call_seconds(traces: Sequence[StepTrace]) -> Mapping[CallKey, float]:
-    """Median seconds of every call."""
-    times: dict[CallKey, list[int]] = {}
+def call_seconds(case: Case, traces: Sequence[StepTrace]) -> Mapping[CallKey, float]:
+    """What every call takes."""
+    times: dict[CallKey, list[float]] = {}
     for trace in traces:
         for stream in trace.streams:
             for mark, (start, stop) in zip(stream.marks, stream.times.tolist(), strict=True):
                 if isinstance(mark, Mark):
-                    times.setdefault(key_of(mark.device, mark.call), []).append(stop - start)
-    return {key: statistics.median(ns) / 1e9 for key, ns in times.items()}
+                    times.setdefault(key_of(mark.device, mark.call), []).append((stop - start) / 1e9)
+    return {key: case.typical(seconds) for key, seconds in times.items()}
 
 
-def prepared(path: Path, devices: str, depth: int, options: Mapping[str, Any], n_tokens: int) -> Model:
-    """A model whose sequence 0 holds so many tokens."""
-    n_devices = devices.count(",") + 1
+def prepared(case: Case, devices: str, depth: int) -> Model:
+    """A model whose sequence 0 holds `n_tokens`. One compute thread for each device."""
     pipeline = {"kv": "host", "kv_pipeline_depth": depth, "kv_pipeline_budget": 0, "kv_pipeline_headroom": 0}
-    model = nm.load(path, devices=devices, threads=n_devices, **pipeline, **options)
-    for at in range(0, n_tokens, model.context.ubatch_size):
-        chunk = [7 * i % 300 for i in range(at, min(n_tokens, at + model.context.ubatch_size))]
+    model = nm.load(case.path, devices=devices, threads=devices.count(",") + 1, **pipeline, **case.options)
+    n = model.context.ubatch_size
+    for at in range(0, case.n_tokens, n):
+        chunk = [7 * i % 300 for i in range(at, min(case.n_tokens, at + n))]
         model.context.decode(chunk, [0] * len(chunk), [len(chunk) - 1])
-    one_step(model, n_tokens)
+    one_step(case, model)
     return model
 
 
-def one_step(model: Model, n_tokens: int) -> float:
-    """Seconds of a step after `n_tokens`; the sequence is as long as before afterwards."""
+def one_step(case: Case, model: Model) -> float:
+    """Seconds of a step; the sequence is as long as before afterwards."""
     begin = time.perf_counter()
     model.context.decode([5], [0], [0])
     took = time.perf_counter() - begin
-    model.context.cells.truncate(0, n_tokens)
+    model.context.cells.truncate(0, case.n_tokens)
     return took
 
 
-def traced(model: Model, n_tokens: int, n_steps: int) -> Sequence[StepTrace]:
+def traced(case: Case, model: Model, n_steps: int = 32) -> Sequence[StepTrace]:
     with model.record_timeline(n_steps) as timelines:
         for _ in range(n_steps):
-            one_step(model, n_tokens)
+            one_step(case, model)
     return list(timelines.traces)
 
 
-def compute_seconds(path: Path, n_devices: int, options: Mapping[str, Any], n_tokens: int) -> float:
-    """A step without links: what copies are to be compared with."""
-    with prepared(path, ",".join(["cpu:0"] * n_devices), 1, options, n_tokens) as model:
-        return statistics.median(one_step(model, n_tokens) for _ in range(32))
+def choose_links(case: Case, n_devices: int, ratio: float, link_shares: Sequence[float]) -> list[int]:
+    """Bytes per second of each device's link, so that the slowest one's copies take `ratio` times as long as a step without links."""
+    with prepared(case, ",".join(["cpu:0"] * n_devices), 1) as model:
+        one_step(case, model)
+        compute = case.typical([one_step(case, model) for _ in range(32)])
+        n_bytes = model.transport.stats["early_bytes"]
+    slowest = max(n / share for n, share in zip(n_bytes, link_shares, strict=False))
+    return [round(slowest / (ratio * compute) * share) for share, _ in zip(link_shares, n_bytes, strict=False)]
 
 
-def bound_of(model: Model, seconds: Mapping[CallKey, float], windows: Any, speeds: Sequence[int], overhead: float) -> float:
+def measure(case: Case, n_devices: int, ratio: float, depths: Sequence[int], link_shares: Sequence[float] = (1.0, 1.0)) -> list[Measured]:
+    """Steps of all depths in turns, the ordered path first. `link_shares`: how fast each device's link is, as a part of the fastest one."""
+    speeds = choose_links(case, n_devices, ratio, link_shares)
+    devices = ",".join(f"cpu:0?link={speed / 1e9:.9f}" for speed in speeds)
+    models = {depth: prepared(case, devices, depth) for depth in dict.fromkeys((0, *depths))}
+    try:
+        traces = traced(case, models[0])
+        seconds = call_seconds(case, traces)
+        walked = case.typical([max(s.whole[1] for s in t.streams) / 1e9 - min(s.whole[0] for s in t.streams) / 1e9 for t in traces])
+        steps: dict[int, list[float]] = {depth: [] for depth in models}
+        for _ in range(-(-case.n_steps // _BLOCK)):
+            for depth, model in models.items():
+                one_step(case, model)  # its threads are awake again
+                steps[depth] += [one_step(case, model) for _ in range(_BLOCK)]
+        around = max(0.0, case.typical([one_step(case, models[0]) for _ in range(32)]) - walked)  # what Python does before and after
+        bounds = {depth: bound_of(model, seconds, traces[-1].windows, speeds) + around for depth, model in models.items()}
+        return [Measured(n_devices, ratio, depth, case.typical(steps[depth]), bounds[depth]) for depth in models]
+    finally:
+        for model in models.values():
+            model.close()
+
+
+def bound_of(model: Model, seconds: Mapping[CallKey, float], windows: Any, speeds: Sequence[int]) -> float:
     """The recursion on the plan that the model runs."""
     plan = model.context.plan(Capacity(1, 1))
 
@@ -108,44 +149,7 @@ def bound_of(model: Model, seconds: Mapping[CallKey, float], windows: Any, speed
         return seconds[key_of(device, call)]
 
     loads = step_loads(plan, cost, [Link(speed) for speed in speeds], windows, 1)
-    depth = plan.transport.depth if plan.transport and plan.transport.ring else 0
-    return float(step_bound_devices(loads, depth).step) + overhead
-
-
-def measure(
-    path: Path,
-    n_devices: int,
-    ratio: float,
-    depths: Sequence[int],
-    options: Mapping[str, Any],
-    n_tokens: int,
-    n_steps: int,
-    link_shares: Sequence[float] = (1.0, 1.0),
-) -> list[Measured]:
-    """Steps of all depths in turns. `link_shares`: how fast each device's link is, as a part of the fastest one."""
-    compute = compute_seconds(path, n_devices, options, n_tokens)
-    with prepared(path, ",".join(["cpu:0"] * n_devices), 0, options, n_tokens) as model:
-        late = model.transport.stats["late_bytes"]
-    slowest = max(n_bytes / share for n_bytes, share in zip(late, link_shares, strict=False))
-    speeds = [round(slowest / (ratio * compute) * share) for share, _ in zip(link_shares, late, strict=False)]
-    devices = ",".join(f"cpu:0?link={speed / 1e9:.9f}" for speed in speeds)
-    models = {depth: prepared(path, devices, depth, options, n_tokens) for depth in dict.fromkeys((0, *depths))}
-    try:
-        traces = traced(models[0], n_tokens, 32)
-        seconds = call_seconds(traces)
-        within = statistics.median(max(s.whole[1] for s in t.streams) - min(s.whole[0] for s in t.streams) for t in traces) / 1e9
-        steps: dict[int, list[float]] = {depth: [] for depth in models}
-        for _ in range(n_steps):
-            for depth, model in models.items():
-                steps[depth].append(one_step(model, n_tokens))
-        overhead = max(0.0, statistics.median(one_step(models[0], n_tokens) for _ in range(16)) - within)
-        return [
-            Measured(n_devices, ratio, d, statistics.median(steps[d]), bound_of(models[d], seconds, traces[-1].windows, speeds, overhead))
-            for d in models
-        ]
-    finally:
-        for model in models.values():
-            model.close()
+    return float(step_bound_devices(loads, plan.transport.depth if plan.transport and plan.transport.ring else 0).step)
 
 
 def report(rows: Sequence[Measured], tell: Callable[[str], None] = print) -> None:
@@ -161,6 +165,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--architecture", choices=("llama", "gemma3"), default="llama")
     parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--quantile", type=float, default=0.5)
+    parser.add_argument("--devices", type=int, nargs="+", default=(1, 2))
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--ratios", type=float, nargs="+", default=(0.5, 1.0, 3.0))
@@ -173,9 +179,10 @@ def main() -> None:
         )
         print("| devices | copy / compute | depth | a step | bound | step / bound | gain |\n| --- | --- | --- | --- | --- | --- | --- |")
         shape = {"ctx_size": 4096, "ubatch_size": 512, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}
-        for n_devices in (1, 2):
+        case = Case(path, shape, options.tokens, options.steps, options.quantile)
+        for n_devices in options.devices:
             for ratio in options.ratios:
-                report(measure(path, n_devices, ratio, options.depths, shape, options.tokens, options.steps))
+                report(measure(case, n_devices, ratio, options.depths))
 
 
 if __name__ == "__main__":

@@ -137,15 +137,16 @@ def transport_lines(stats: Mapping[str, Any], devices: Sequence[str], verbosity:
     for reason, count in reasons.items():
         yield f"  {count} ordered: {reason}"
     if verbosity >= 2 and stats["traced_steps"]:
-        yield f"  mean over {stats['traced_steps']} steps, ms: " + "; ".join(_times(stats, j, device) for j, device in enumerate(devices))
+        for j, device in enumerate(devices):
+            yield f"  {device}: mean over {stats['traced_steps']} steps: {_times(stats, j)}"
     if verbosity >= 3:
         for name, reason in ordered.items():
             yield f"  ordered: {name}: {reason}"
 
 
-def _times(stats: Mapping[str, Any], device: int, name: str) -> str:
+def _times(stats: Mapping[str, Any], device: int) -> str:
     parts = (("in ordered copies", "ordered_copy"), ("waiting for deliveries", "consumer_wait"), ("waiting for slots", "recycle_wait"))
-    return f"{name} " + ", ".join(f"{1e3 * stats[f'{key}_seconds'][device]:.3f} {what}" for what, key in parts)
+    return ", ".join(f"{1e3 * stats[f'{key}_seconds'][device]:.3f} ms {what}" for what, key in parts)
 
 
 def traced(model: Model, verbosity: int) -> AbstractContextManager[object]:

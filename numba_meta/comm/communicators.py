@@ -70,7 +70,7 @@ class Reduction:
         for communicator in self.communicators:
             if communicator.accepts(n_elements):
                 return communicator
-        raise RankError(f"no communicator accepts {n_elements} elements (agreed: {', '.join(c.name for c in self.communicators) or 'none'})")
+        raise RankError(f"no communicator accepts {n_elements} elements (agreed: {_list([c.name for c in self.communicators])})")
 
     def all_reduce(self, x: np.ndarray) -> None:
         """Sums x over the ranks, in place; a tensor of no elements returns at once, and so does everything in a process alone."""
@@ -110,7 +110,8 @@ def choose_candidates(offers: Sequence[Sequence[str]], forced: Sequence[str], or
             raise JoinError(f"{COMM_VARIABLE}=none (rank {rank}) forbids every communicator, and {len(offers)} ranks need one; unset it")
         lacking = [other for other, names in enumerate(offers) if name not in names]
         if lacking:
-            raise JoinError(f"{COMM_VARIABLE}={name} (rank {rank}), but rank {lacking[0]} cannot use it (it offers {_list(offers[lacking[0]])})")
+            can = _list(offers[lacking[0]])
+            raise JoinError(f"{COMM_VARIABLE}={name} (rank {rank}), but rank {lacking[0]} cannot use it (it offers {can})")
         return (name,)
     common = tuple(name for name in order if all(name in names for names in offers))
     if not common:

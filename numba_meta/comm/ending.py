@@ -22,7 +22,9 @@ class Event:
 
     @property
     def message(self) -> str:
-        return f"rank {self.rank} ({self.host}): {self.reason}" if self.kind in ("raised", "mpi") else f"rank {self.rank} ({self.host}) {self.reason}"
+        """The reason behind the rank's name: as what it said, or as what it did."""
+        colon = ":" if self.kind in ("raised", "mpi") else ""
+        return f"rank {self.rank} ({self.host}){colon} {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -54,4 +56,5 @@ def killed(rank: int, host: str) -> Event:
 
 def silent(rank: int, host: str, seconds: float) -> Event:
     """No heartbeat for too long."""
-    return Event("silent", rank, host, f"sent no sign of life for {seconds:.0f} s: its host or the network is down, or its process was stopped")
+    reason = f"sent no sign of life for {seconds:.0f} s: its host or the network is down, or its process was stopped"
+    return Event("silent", rank, host, reason)

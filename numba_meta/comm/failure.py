@@ -73,7 +73,10 @@ class RankLaunch:
         """Ends the launch where its body takes longer than ranks wait for each other: it may hang in a call that nothing interrupts."""
         seconds = join_timeout()
         reason = f"did not {what} within {seconds:g} s; see NUMBA_META_COMM to choose another way, {TIMEOUT_VARIABLE} for more time"
-        timer = threading.Timer(seconds, lambda: self.watchdog and self.watchdog.give_up(reason))
+        if self.watchdog is None:
+            yield
+            return
+        timer = threading.Timer(seconds, self.watchdog.give_up, (reason,))
         timer.daemon = True
         timer.start()
         try:
@@ -170,8 +173,8 @@ def describe_error(error: BaseException) -> tuple[Kind, str, int]:
     if isinstance(error, MemoryError):
         return "raised", "out of memory", 1
     status = getattr(error, "exit_code", getattr(error, "code", 1))
-    text = " ".join(str(error).split())
-    return "raised", f"{type(error).__name__}: {text}" if text else type(error).__name__, status if isinstance(status, int) and status else 1
+    name, text = type(error).__name__, " ".join(str(error).split())
+    return "raised", f"{name}: {text}" if text else name, status if isinstance(status, int) and status else 1
 
 
 def _is_normal_exit(error: BaseException) -> bool:

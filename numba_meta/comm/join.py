@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from numba_meta.comm.cores import threads_of_rank
 from numba_meta.comm.errors import JoinError
 from numba_meta.comm.host_memory import HostNeed
-from numba_meta.comm.record import JoinRecord, decode_record, earliest_deadline, encode_record, first_refusal, format_cores, judge, parse_cores
-from numba_meta.comm.world import World, host_key
+from numba_meta.comm.record import (
+    JoinRecord,
+    decode_record,
+    earliest_deadline,
+    encode_record,
+    first_refusal,
+    format_cores,
+    judge,
+    parse_cores,
+)
+from numba_meta.comm.world import World
 from numba_meta.errors import NumbaMetaError, UsageError
 
 TIMEOUT_VARIABLE = "NUMBA_META_JOIN_TIMEOUT"
@@ -117,7 +126,7 @@ def own_record(world: World, prepare: Callable[[], JoinRequest], seconds: float 
     except Exception as error:
         reason = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
     return JoinRecord(
-        rank=world.rank, host=world.host, host_key=host_key(), process=os.getpid(), version=numba_meta.__version__,
+        rank=world.rank, host=world.host, host_key=world.host_key, process=world.process, version=numba_meta.__version__,
         ok=not reason, reason=reason, exit_status=exit_status, facts=dict(request.facts), offers=tuple(request.offers),
         forced=request.forced, cores=format_cores(os.sched_getaffinity(0)), needed_host_bytes=request.needed_host_bytes,
         available_host_bytes=request.available_host_bytes, give_up_at=0.0 if seconds is None else time.time() + seconds,

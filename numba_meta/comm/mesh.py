@@ -80,7 +80,8 @@ def connect_mesh(world: World, hosts: list[str], one_host: bool) -> list[Peer]:
             _accept(listener, secret, world, peers)
         except OSError as error:
             problem = f"rank {world.rank} ({world.host}) cannot reach the others over TCP: {error.strerror or error}"
-        problems = [each.rstrip(b"\0").decode(errors="replace") for each in world.exchange(problem.encode()[:400].ljust(400, b"\0"), "mesh: built")]
+        said = world.exchange(problem.encode()[:400].ljust(400, b"\0"), "mesh: built")
+        problems = [each.rstrip(b"\0").decode(errors="replace") for each in said]
         if any(problems):
             for connection in peers.values():
                 connection.close()

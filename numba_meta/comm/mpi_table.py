@@ -43,17 +43,15 @@ class MpiTable:
         library = ctypes.CDLL(mpi.__file__)
         for word, name in _FUNCTIONS.items():
             self._set(word, ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
-        for word, handle in (
-            (words.COMMUNICATOR, self._communicator),
-            (words.FLOAT, mpi.FLOAT),
-            (words.SUM, mpi.SUM),
-        ):
+        for word, handle in ((words.COMMUNICATOR, self._communicator), (words.FLOAT, mpi.FLOAT), (words.SUM, mpi.SUM)):
             self._set(word, _as_int64(mpi._handleof(handle)))
         self._set(words.IN_PLACE, _as_int64(int(mpi.IN_PLACE)))
         self._set(words.STATUS, self._status.ctypes.data)
         self._set(words.COUNTS, self._counts.ctypes.data)
-        for word, value in ((words.RANK, world.rank), (words.SIZE, world.size), (words.PAIRWISE, pairwise), (words.LARGE_BYTES, large_bytes)):
-            self._set(word, int(value))
+        self._set(words.RANK, world.rank)
+        self._set(words.SIZE, world.size)
+        self._set(words.PAIRWISE, int(pairwise))
+        self._set(words.LARGE_BYTES, large_bytes)
 
     def _set(self, word: int, value: int) -> None:
         self.words[word // 8] = value

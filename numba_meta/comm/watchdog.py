@@ -208,7 +208,7 @@ class Watchdog:
 
 
 def end_process(ending: Ending) -> None:
-    """Ends this process at once. The speaker goes first: a launcher that sees a rank fail ends the others, whatever they still had to say."""
+    """Ends this process at once. The speaker goes first: a launcher that sees a rank fail ends the others too."""
     if ending.speaks:
         say(ending.message)
         flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -25,11 +26,13 @@ Deadline = Callable[[Sequence[bytes | None]], float]  # from what was heard so f
 class World(abc.ABC):
     """The ranks of one launch. Subclasses carry frames of one size (`_exchange_frames`); calls and sizes are checked here."""
 
-    def __init__(self, rank: int, size: int, host: str | None = None) -> None:
+    def __init__(self, rank: int, size: int, host: str | None = None, key: str | None = None, process: int | None = None) -> None:
         check_rank(rank, size, f"rank {rank}", f"world size {size}")
         self.rank = rank
         self.size = size
         self.host = host if host is not None else socket.gethostname()
+        self.host_key = host_key() if key is None else key
+        self.process = os.getpid() if process is None else process
         self.joined = False
         self._n_calls = 0
 

@@ -126,8 +126,10 @@ class Context:
         exact: bool,
         ubatch_size: int,
         host_cache: HostCacheOptions | None = None,
+        deterministic: bool = False,
     ) -> None:
         self._build = build
+        self._deterministic = deterministic
         self._cuts = cuts
         self.weight_plan, self._weights = weights
         self._cache_types = cache_types
@@ -195,10 +197,10 @@ class Context:
             raise
         if self.traces is None:
             return recording.run(values)
-        return recording.run(values, lambda times: self._note_times(times, len(tokens)))
+        return recording.run(values, lambda times: self._note_times(times, len(tokens), len(set(sequences)) == len(tokens)))
 
-    def _note_times(self, times: tuple[StreamTimes, ...], n_rows: int) -> None:
-        trace = self.transport.note_times(times, n_rows)
+    def _note_times(self, times: tuple[StreamTimes, ...], n_rows: int, generates: bool) -> None:
+        trace = self.transport.note_times(times, n_rows, generates)
         if self.traces is not None:
             self.traces.append(trace)
 
@@ -333,7 +335,7 @@ class Context:
             n_device_layers=self._host_cache.n_device_layers if self._host_cache else None,
             windows=windows,
         )
-        return infer_splits(self._build(batch), self._leaf_state, len(self.device))
+        return infer_splits(self._build(batch), self._leaf_state, len(self.device), may_gather=lambda _: self._deterministic)
 
     def _leaf_state(self, leaf: Tensor) -> SplitState:
         if leaf.role is Role.WEIGHT:

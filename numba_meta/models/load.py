@@ -54,6 +54,7 @@ class LoadOptions:
     kv_ring_by_share: bool = True
     kv_gpu_layers: int = 0
     kv_cpu_pinned: bool = True
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     host_cache = choose_host_cache(options)
     shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size, host_cache is not None)
     proportions = parse_tensor_split(options.tensor_split, len(specs))
-    cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types)
+    cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types, options.deterministic)
     return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types, host_cache)
 
 
@@ -106,7 +107,7 @@ def _check_numbers(options: LoadOptions) -> None:
             continue
         if type(value) is not int or not least <= value <= most:
             raise UsageError(f"{name} {value!r} is impossible; expected a whole number from {least} to {most}")
-    for name in ("kv_unified", "exact", "kv_ring_by_share", "kv_cpu_pinned"):
+    for name in ("kv_unified", "exact", "kv_ring_by_share", "kv_cpu_pinned", "deterministic"):
         if type(getattr(options, name)) is not bool:
             raise UsageError(f"{name} {getattr(options, name)!r} is impossible; expected True or False")
     if not isinstance(options.devices, (str, Sequence)):
@@ -172,6 +173,7 @@ def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, prog
             context = Context(
                 build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size,
                 plan.host_cache,
+                options.deterministic,
             )
             context.prepare()
     except BaseException:

@@ -57,6 +57,7 @@ def load(
     kv_ring_by_share: bool = True,
     kv_gpu_layers: int = 0,
     kv_cpu_pinned: bool = True,
+    deterministic: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Loads a GGUF model over devices. A known name (`smollm2`, `gemma3`) is pulled first where it is missing.
@@ -68,6 +69,7 @@ def load(
     `kv`: where the cache lies, `device` or `host`; in the host, the first `kv_gpu_layers` layers stay on the devices, and the others are delivered
     `kv_pipeline_depth` splits ahead (0: in order) through a ring of at most `kv_pipeline_budget` MiB a device (0: no cap) that leaves
     `kv_pipeline_headroom` MiB free; `kv_ring_by_share=False` makes every device hold whole slots. `kv_cpu_pinned=False`: not pinned, so in order.
+    `deterministic`: no sum crosses devices, so that any number of devices and any batch give the same bits, at the price of more gathers.
     `progress(what, done, total)` is told about long work. Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError`.
     """
     options = LoadOptions(
@@ -88,6 +90,7 @@ def load(
         kv_ring_by_share,
         kv_gpu_layers,
         kv_cpu_pinned,
+        deterministic,
     )
     path = resolve_model(str(name_or_path), progress)
     file = read_gguf(path)

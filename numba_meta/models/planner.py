@@ -111,7 +111,8 @@ def plan_transport_of_model(
     chosen = sorted(set(default_contexts(plan.cache_shape.n_positions) if contexts is None else contexts))
     if not chosen or chosen[0] < 0 or chosen[-1] >= plan.cache_shape.n_positions:
         raise UsageError(f"contexts {chosen}: expected 0 to {plan.cache_shape.n_positions - 1}, with room for one more token in --ctx-size")
-    split = infer_splits(_smallest_graph(config, tensors, plan), _leaf_state(plan.cuts), n_devices)
+    graph = _smallest_graph(config, tensors, plan)
+    split = infer_splits(graph, _leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
     step = plan_step(split, plan.n_threads, options.exact, _alignment())
     memory = _memory(plan, split, step.workspace.n_bytes)
     pinned = plan.host_cache is not None and plan.host_cache.pinned and all(spec.can_pin for spec in plan.specs)

@@ -18,7 +18,6 @@ from numba_meta.schedule.transport_plan import Change, DeviceFacts, TransportOpt
 from numba_meta.schedule.transport_slots import Delivery
 
 _TRACED_STEPS = 128  # whose times `stats` gives as a mean
-_DECODE_ROWS = 16  # up to here a step generates; larger ones hold a prompt
 
 
 def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool) -> list[Delivery]:
@@ -143,11 +142,11 @@ class Transport:
         self.plan, self._windows = plan, windows
         self._steps += 1
 
-    def note_times(self, times: tuple[StreamTimes, ...], n_rows: int) -> StepTrace:
-        """Remembers the times of the step that was noted last, where it generates."""
+    def note_times(self, times: tuple[StreamTimes, ...], n_rows: int, generates: bool) -> StepTrace:
+        """Remembers the times of the step that was noted last, where it `generates`: a row for each of its sequences."""
         windows = {layer: (len(window.streams), window.n_cells) for layer, window in self._windows.items()}
         trace = StepTrace(times, windows, n_rows)
-        if n_rows <= _DECODE_ROWS and self.plan is not None:
+        if generates and self.plan is not None:
             self._traces.append(trace)
         return trace
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32
-from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
+from numba_meta.ops.base import NeedsGather, Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import PARTIAL, SplitState
 from numba_meta.tensor import Tensor
 
@@ -91,6 +91,9 @@ class _Sum(_Binary):
         reduce_partial(node, states)
         state = _broadcast(node, states)
         if state is None:
+            cut = [source for source, s in zip(node.sources, states, strict=True) if s.axis == 0]
+            if len(cut) == 1 and (x.is_mirrored or y.is_mirrored):
+                raise NeedsGather(*cut)  # a MIRRORED operand that spans the split axis, where the policy gathers
             raise no_rule(node, states)
         return state
 

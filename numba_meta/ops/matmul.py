@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32
 from numba_meta.errors import DeviceError
-from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
+from numba_meta.ops.base import NeedsGather, Operation, Params, check, new_tensor, no_rule, reduce_partial, register
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState
 from numba_meta.tensor import Tensor
 
@@ -41,6 +41,8 @@ class MatMul(Operation):
             return weight.on_axis(0)  # column parallel
         if weight.axis == 0 and x.axis == 0 and weight.same_cuts(x):
             return PARTIAL  # row parallel
+        if weight.axis == 1 and x.axis == 0:
+            raise NeedsGather(node.sources[1])  # column parallel from pieces of the inputs, where the policy gathers
         if weight.is_mirrored and x.axis == 1:
             return x
         if weight.axis == 2 == x.axis and weight.same_cuts(x):

@@ -17,7 +17,7 @@ from numba_meta.errors import SplitError
 from numba_meta.split.cut import cut_extents
 from numba_meta.split.families import FAMILIES, group_items
 from numba_meta.split.rules import Described, Family, Items, LayerTable, ModelShape, Part, Rule
-from numba_meta.split.state import MIRRORED, Segment, SplitState
+from numba_meta.split.state import MIRRORED, Segment, SplitState, split
 
 _LAYER_NAME = re.compile(r"blk\.([0-9]{1,6})\.(.+)")
 _WHOLE_EXPERT = (Part("one"),)
@@ -100,8 +100,11 @@ def plan_cuts(
     tensors: Mapping[str, Described],
     proportions: Sequence[Fraction | int],
     cache_types: tuple[DType, DType] = (F16, F16),
+    deterministic: bool = False,
 ) -> CutPlan:
     """Where every tensor of a model is cut for these proportions, one per device.
+
+    `deterministic`: no weight is cut inside its rows, so that no sum crosses devices; what a device's rows read is gathered.
 
     Tensors that meet in a layer are cut alike, in the least unit that keeps every cut between their blocks; so are the
     rows of the K and V cache, stored as `cache_types`. Raises `SplitError` for an architecture without a policy, a tensor
@@ -124,6 +127,12 @@ def plan_cuts(
             full_name = _full_name(name, layer)
             weights[full_name] = _state(rule, cuts)
             weights[full_name].validate(members[name].shape, members[name].dtype, full_name)
+        if deterministic and len(proportions) > 1:
+            inside = [name for name in members if weights[_full_name(name, layer)].axis == 0 and len(members[name].shape) == 2]
+            for name in inside:
+                extents = cut_extents(members[name].shape[1], 1, proportions)
+                weights[_full_name(name, layer)] = split(1, extents)
+                groups.append(CutGroup(f"outputs of {name}", layer, "row", members[name].shape[1], 1, extents, (_full_name(name, layer),)))
         for group, cut in cuts.items():
             names = tuple(_full_name(name, layer) for name, rule in rules.items() if rule.group == group)
             groups.append(CutGroup(group, layer, cut.items.name, cut.items.n, cut.unit, cut.extents, names))

@@ -93,8 +93,8 @@ def test_twice_verbose_adds_times(run, next_model):
     once, twice = run("generate", "m", "p", "-nkvo", "-v").err, run("generate", "m", "p", "-nkvo", "-vv").err
     assert model.traced == [128]
     assert set(twice.splitlines()) - set(once.splitlines()) == {
-        "  mean over 128 steps, ms: cpu:0 1.000 in ordered copies, 0.000 waiting for deliveries, 0.500 waiting for slots; "
-        "cpu:0#1 2.000 in ordered copies, 3.000 waiting for deliveries, 0.000 waiting for slots"
+        "  cpu:0: mean over 128 steps: 1.000 ms in ordered copies, 0.000 ms waiting for deliveries, 0.500 ms waiting for slots",
+        "  cpu:0#1: mean over 128 steps: 2.000 ms in ordered copies, 3.000 ms waiting for deliveries, 0.000 ms waiting for slots",
     }
 
 
@@ -107,7 +107,8 @@ def test_thrice_verbose_names_what_stayed_ordered(run, next_model):
 def test_bench_takes_ordered_and_pipelined_in_turns(run, models):
     outcome = run("bench", "m", "-nkvo", "0,1", "-p", "0", "-n", "2", "-r", "1", "--kv-pipeline-budget", "7")
     assert outcome.status == 0
-    asked = [(m.load_arguments["kv"], m.load_arguments.get("kv_pipeline_depth"), m.load_arguments.get("kv_pipeline_budget")) for m in models]
+    names = ("kv", "kv_pipeline_depth", "kv_pipeline_budget")
+    asked = [tuple(model.load_arguments.get(name) for name in names) for model in models]
     assert asked == [("device", None, None), ("host", 0, 7), ("host", 1, 7)]
 
 

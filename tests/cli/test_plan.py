@@ -48,7 +48,8 @@ def test_json_has_every_decision(run, path):
 
 
 def test_the_table_for_a_reader(run, path):
-    outcome = run("plan", path, "-nkvo", "--device", TWO, "-c", "2048", "--kv-pipeline-budget", "1", "-ctk", "q8_0", "-d", "100,2047", *GIVEN)
+    words = "-c 2048 --kv-pipeline-budget 1 -ctk q8_0 -d 100,2047".split()
+    outcome = run("plan", path, "-nkvo", "--device", TWO, *words, *GIVEN)
     assert outcome.status == 0
     assert "KV cache in the host (" in outcome.out and "2048 cells for 1 sequence, q8_0/f16" in outcome.out
     assert "attention of layers 0-1: 3 x KV head" in outcome.out

@@ -6,6 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+import numba_meta
+from numba_meta.devices.parse import format_bytes
 from numba_meta.errors import UsageError
 from numba_meta.inspect import Table, call_table, cut_table, facts, meeting_table
 from numba_meta.tensor import Tensor
@@ -182,3 +184,12 @@ def test_the_plan_as_text_and_html(model):
 
 def test_one_device_is_counted_in_the_singular(load):
     assert "0 meetings of 1 device per step" in load("llama", (1,)).plan.table()
+
+
+def test_the_plan_says_where_the_cache_lies(llama_path, model):
+    assert "KV cache on the device: 512 cells" in model.plan.table()
+    with numba_meta.load(llama_path, kv="host", kv_gpu_layers=1, ctx_size=512, ubatch_size=64, threads=1) as hosted:
+        n_bytes = 2 * 512 * 192 * 2  # K and V of the other layer, f16
+        assert hosted.plan.host_cache_bytes == n_bytes
+        assert f"KV cache in the host ({format_bytes(n_bytes)}), of the first 1 layer on the device: 512 cells" in hosted.plan.table()
+        assert hosted.plan.devices[0].cache_bytes == n_bytes, "and of the first"

@@ -166,6 +166,22 @@ def test_a_shift_when_windows_have_gone_around(place: str, paths: dict[str, Path
         assert np.abs(np.concatenate(got) - wanted).max() < 3e-4, (keep, drop)
 
 
+def test_holes_in_batches_of_several_sequences(paths: dict[str, Path]) -> None:
+    """Windows of several streams lie one after the other in a slot, in the order of the batch: holes stay holes in each."""
+    for path in paths.values():
+        results = []
+        for options in PLACES.values():
+            with nm.load(path, exact=True, ctx_size=800, parallel=2, **{**options, "devices": "cpu:0", "tensor_split": None}) as model:
+                for s in (0, 1):
+                    append(model, ids(21 + s, 40), sequence=s)
+                    model.cache.remove(s, 25, 33 + s)
+                batches = [[int(i) for i in sequences] for sequences in ("10", "01", "1", "0", "10")]
+                results.append([model.context.decode([7] * len(b), b, range(len(b))).copy() for b in batches])
+        for other in results[1:]:
+            for rows, wanted in zip(other, results[0], strict=True):
+                np.testing.assert_array_equal(rows, wanted)
+
+
 def test_one_layer_shifted_is_the_shorter_text(tmp_path: Path) -> None:
     """With one layer K and V depend on nothing but token and position, so that a shift is exact but for rounding."""
     path = write_model(tmp_path / "one.gguf", n_layer=1, types="q8_0", seed=43)

@@ -128,8 +128,8 @@ def test_prompts_are_not_among_the_means_and_untraced_steps_have_none(model_path
         assert model.transport.stats["traced_steps"] == 0
         assert model.transport.stats["consumer_wait_seconds"] is None
         with model.record_timeline() as steps:
-            model.generate_ids(PROMPT[:32], max_tokens=3)
-        assert len(steps) == 3
+            model.generate_ids(PROMPT[:36], max_tokens=3)  # parts of 32 and 4 tokens
+        assert len(steps) == 4
         assert model.transport.stats["traced_steps"] == 2
 
 

@@ -186,7 +186,9 @@ def _reduce(table, source, out, scratch, n):  # type: ignore[no-untyped-def]
 
 
 @cpu_kernel
-def mpi_all_reduce(thread, n_threads, table: Ptr, part: Ptr, part_stride: Int, out: Ptr, out_stride: Int, scratch: Ptr, n: Int, n_rows: Ptr):  # type: ignore[no-untyped-def]
+def mpi_all_reduce(  # type: ignore[no-untyped-def]
+    thread, n_threads, table: Ptr, part: Ptr, part_stride: Int, out: Ptr, out_stride: Int, scratch: Ptr, n: Int, n_rows: Ptr
+):
     """out = the sum of all ranks' parts in rank order: float32 rows of n, strides in bytes; out may be part.
 
     n and the row count (int64 at `n_rows`) are the same on all ranks. `scratch`: `MpiTable.reduce_scratch_bytes`.
@@ -202,7 +204,9 @@ def mpi_all_reduce(thread, n_threads, table: Ptr, part: Ptr, part_stride: Int, o
 
 
 @cpu_kernel
-def mpi_gather_columns(thread, n_threads, table: Ptr, part: Ptr, part_stride: Int, widths: Ptr, out: Ptr, out_stride: Int, scratch: Ptr, n_rows: Ptr):  # type: ignore[no-untyped-def]
+def mpi_gather_columns(  # type: ignore[no-untyped-def]
+    thread, n_threads, table: Ptr, part: Ptr, part_stride: Int, widths: Ptr, out: Ptr, out_stride: Int, scratch: Ptr, n_rows: Ptr
+):
     """Rows of all ranks' parts side by side in rank order. `widths` int64 `[size]`: float32 elements of each rank's rows (0: nothing).
 
     Part and out must not overlap. `scratch`: `MpiTable.gather_scratch_bytes`.
