@@ -2,8 +2,8 @@
 
     python benchmarks/compare_llama_cpp.py smollm2 gemma3 --rounds 5
 
-Needs `pip install llama-cpp-python`. Prints medians, spreads and the ratio; for generation also GB/s of weight bytes and the part of this machine's
-copy bandwidth (bytes read + written) that is.
+Needs `pip install llama-cpp-python`. Prints medians, spreads and the ratio; for generation also GB/s of weight bytes and the part of this
+machine's copy bandwidth (bytes read + written) that is.
 """
 
 from __future__ import annotations

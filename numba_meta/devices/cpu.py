@@ -136,7 +136,7 @@ class CpuDevice:
 
 
 def _small_pages(n_bytes: int) -> np.ndarray:
-    """Zeroed memory whose pages are taken one by one: numpy asks for huge ones, of which the first cell of every layer would take a whole."""
+    """Zeroed memory whose pages are taken one by one. Numpy asks for huge ones: the first cell of every layer would take one."""
     mapped = mmap.mmap(-1, n_bytes)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         try:

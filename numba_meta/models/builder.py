@@ -27,7 +27,8 @@ class BatchShape:
     cache_type_k: DType
     cache_type_v: DType
     n_device_layers: int | None = None  # the first layers, whose cache lies on the devices; None: all
-    windows: Mapping[bool, transport.WindowShape] = field(default_factory=dict)  # of the other layers' deliveries; by "has a sliding window"
+    # Of the other layers' deliveries; by whether the layer has a sliding window.
+    windows: Mapping[bool, transport.WindowShape] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class _Delivered:
 class GraphBuilder:
     """Builds the graph of a step: one method per piece, shapes as `[axis 0, axis 1, ...]`; R stands for the rows of the batch."""
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, TensorFacts], batch: BatchShape, rope_factors: tuple[float, ...] | None) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: Mapping[str, TensorFacts], batch: BatchShape, rope_factors: tuple[float, ...] | None
+    ) -> None:
         self.config = config
         self.batch = batch
         self.graph = Graph(f"{config.architecture} {batch.n_rows} rows")
@@ -149,7 +152,8 @@ class GraphBuilder:
         """Rotary embedding of `[head_dim, heads, R]`; the angles are shared by all layers of a kind."""
         if config not in self._angles:
             frequencies = config.inverse_frequencies(self._rope_factors)
-            self._angles[config] = rope.rope_angles(self.graph, self.positions, frequencies, config.scale, f"rope_angles_{len(self._angles)}")
+            name_of_kind = f"rope_angles_{len(self._angles)}"
+            self._angles[config] = rope.rope_angles(self.graph, self.positions, frequencies, config.scale, name_of_kind)
         return rope.rope(self.graph, x, self._angles[config], interleaved, name)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -218,7 +222,8 @@ class GraphBuilder:
     def feed_forward(self, x: Tensor, layer: int, kind: str) -> Tensor:
         """`down(activation(gate(x)) * up(x))`: column parallel, then row parallel."""
         prefix, n_ff = f"blk.{layer}.ffn", self.config.shape.n_ff
-        hidden = elementwise.glu(self.graph, self.project(x, f"{prefix}_gate", n_ff), self.project(x, f"{prefix}_up", n_ff), kind, f"{prefix}_hidden")
+        gate, up = self.project(x, f"{prefix}_gate", n_ff), self.project(x, f"{prefix}_up", n_ff)
+        hidden = elementwise.glu(self.graph, gate, up, kind, f"{prefix}_hidden")
         return self.project(hidden, f"{prefix}_down", x.shape[0])
 
     def add(self, x: Tensor, y: Tensor, name: str) -> Tensor:

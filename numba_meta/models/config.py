@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import math
 from dataclasses import dataclass
 
 from numba_meta.errors import ModelFileError
@@ -139,7 +138,9 @@ def _read_gemma3(file: GGUFFile, prefix: str) -> ModelConfig:
     window = file.value(f"{prefix}.attention.sliding_window", int)
     local = file.value(f"{prefix}.rope.freq_base_swa", float, 10000.0)
     if window < 1 or pattern < 1:
-        raise ModelFileError(f"{file.path.name}: a sliding window of {window} cells in a pattern of {pattern} layers; expected positive numbers")
+        raise ModelFileError(
+            f"{file.path.name}: a sliding window of {window} cells in a pattern of {pattern} layers; expected positive numbers"
+        )
     rope = _rope(file, prefix, shape, 1000000.0)
     rope_local = RopeConfig(rope.n_dims, local)
     _check_rope(file, rope_local, shape)
@@ -158,7 +159,8 @@ def _read_gemma3(file: GGUFFile, prefix: str) -> ModelConfig:
 def _check(file: GGUFFile, config: ModelConfig) -> None:
     if config.context_length < 1 or not 0 < config.norm_epsilon < 1:
         raise ModelFileError(
-            f"{file.path.name}: a context of {config.context_length} tokens, norm epsilon {config.norm_epsilon}; expected at least 1 and a small positive number"
+            f"{file.path.name}: a context of {config.context_length} tokens, norm epsilon {config.norm_epsilon}; "
+            "expected at least 1 and a small positive number"
         )
 
 

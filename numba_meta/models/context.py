@@ -396,9 +396,9 @@ class Context:
             end = round_up(end + leaf.n_bytes, 8)
         host = np.zeros(end // 8 + 1, np.int64).view(np.uint8)
         copies = self.device.allocate([end] * len(self.device), "inputs")
+        types = {4: np.int32, 8: np.int64}
         views = {
-            leaf.name: host[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes].view(np.int64 if leaf.dtype.block_bytes == 8 else np.int32)
-            for leaf in leaves
+            leaf.name: host[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes].view(types[leaf.dtype.block_bytes]) for leaf in leaves
         }
         return InputBlock(host.ctypes.data, copies.addresses, end, offsets), views, copies
 

@@ -32,7 +32,8 @@ def generate_many(
 ) -> tuple[list[list[int]], Timings]:
     """Ids per prompt, and the timings of all. A prompt waits until a sequence and enough cells are free.
 
-    `is_over(generated ids)` ends a sequence early. With a seed, prompt i samples with seed + i, so that equal prompts differ and every run is the same.
+    `is_over(generated ids)` ends a sequence early. With a seed, prompt i samples with seed + i, so that equal prompts differ and every run
+    is the same.
     """
     results: list[list[int]] = [[] for _ in prompts]
     waiting = list(range(len(prompts)))[::-1]

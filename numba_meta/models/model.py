@@ -62,15 +62,19 @@ def load(
 ) -> Model:
     """Loads a GGUF model over devices. A known name (`smollm2`, `gemma3`) is pulled first where it is missing.
 
-    `devices`: `cpu:0`, or several: `cpu:0,cpu:0?mem=2G`. `tensor_split`: proportions, one per device; None: equal.
-    `cache_type_k`, `cache_type_v`: f32, f16, bf16, q8_0 or q4_0; None: f16, or f32 with `exact`. `ctx_size`: tokens over all sequences; None: the model's.
-    `ubatch_size`: tokens of a prompt that are computed in one step. `parallel`: sequences at once; `kv_unified`: they share all cells, else each has its
-    part. `exact`: float32 activations. `threads`: over all devices; None: the cores that this process may use.
-    `kv`: where the cache lies, `device` or `host`; in the host, the first `kv_gpu_layers` layers stay on the devices, and the others are delivered
-    `kv_pipeline_depth` splits ahead (0: in order) through a ring of at most `kv_pipeline_budget` MiB a device (0: no cap) that leaves
-    `kv_pipeline_headroom` MiB free; `kv_ring_by_share=False` makes every device hold whole slots. `kv_cpu_pinned=False`: not pinned, so in order.
-    `deterministic`: no sum crosses devices, so that any number of devices and any batch give the same bits, at the price of more gathers.
-    `progress(what, done, total)` is told about long work. Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError`.
+    devices: `cpu:0`, or several: `cpu:0,cpu:0?mem=2G`; tensor_split: their proportions; None: equal.
+    cache_type_k, cache_type_v: f32, f16, bf16, q8_0 or q4_0; None: f16, or f32 with `exact`.
+    ctx_size: tokens over all sequences; None: the model's. ubatch_size: tokens of a prompt that are computed in one step.
+    parallel: sequences at once; kv_unified: they share all cells, else each has its part.
+    exact: float32 activations. threads: over all devices; None: the cores that this process may use.
+    kv: where the cache lies, `device` or `host`; from the host it is delivered layer by layer.
+    kv_gpu_layers: first layers whose cache stays on the devices all the same. kv_cpu_pinned: pinned memory; else deliveries are ordered.
+    kv_pipeline_depth: deliveries go so many splits ahead, 0: in order, through a ring of at most kv_pipeline_budget MiB a device (0: no
+    cap) that leaves kv_pipeline_headroom MiB free; kv_ring_by_share=False: every device holds whole slots.
+    deterministic: no sum crosses devices: any number of devices and any batch give the same bits, at the price of more gathers.
+    progress(what, done, total): told about long work.
+
+    Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError` where a device has no room.
     """
     options = LoadOptions(
         devices,
@@ -128,7 +132,8 @@ class Model:
         tokenizer = Tokenizer.from_metadata(self._file.metadata)
         if tokenizer.n_vocab > self.config.shape.n_vocab:
             raise ModelFileError(
-                f"{self._file.path.name}: {tokenizer.n_vocab} tokens in the vocabulary, {self.config.shape.n_vocab} in the embedding; expected no more"
+                f"{self._file.path.name}: {tokenizer.n_vocab} tokens in the vocabulary, {self.config.shape.n_vocab} in the embedding; "
+                "expected no more"
             )
         return tokenizer
 
@@ -161,11 +166,12 @@ class Model:
     ) -> Iterator[str]:
         """Text pieces that follow a prompt (text or ids), whole characters each; ends at an end-of-generation token or a stop text.
 
-        A context that is full before that is a `ContextFullError`, after the text that fits; with `context_shift` the oldest half of what is not among
-        the first `keep` tokens is forgotten instead, as often as needed (`keep` -1: the prompt; a BOS at its beginning is always kept).
+        A context that is full before that is a `ContextFullError`, after the text that fits; with `context_shift` the oldest half of what
+        is not among the first `keep` tokens is forgotten instead, as often as needed (`keep` -1: the prompt; a BOS at its beginning is
+        always kept).
 
-        `sampling`: temperature, top_k, top_p, min_p, repetition_penalty, repetition_last_n, seed. `reuse_prefix` keeps what the cache already holds of the
-        prompt (a conversation that grows).
+        `sampling`: temperature, top_k, top_p, min_p, repetition_penalty, repetition_last_n, seed. `reuse_prefix` keeps what the cache
+        already holds of the prompt (a conversation that grows).
         """
         stops = _stop_texts(stop)
         ids = self._prompt_ids(prompt)
@@ -230,9 +236,15 @@ class Model:
         return results
 
     def _generated(
-        self, ids: list[int], max_tokens: int, ignore_eos: bool, reuse_prefix: bool, sampling: dict[str, Any], kept_on_shift: int | None = None
+        self,
+        ids: list[int],
+        max_tokens: int,
+        ignore_eos: bool,
+        reuse_prefix: bool,
+        sampling: dict[str, Any],
+        kept_on_shift: int | None = None,
     ) -> Iterator[int]:
-        """Ids one by one. The last one is not fed back: nobody reads what would follow. A full context shifts unless `kept_on_shift` is None."""
+        """Ids one by one. The last one is not fed back: nobody reads what would follow. `kept_on_shift` None: no shift."""
         self._check_open()
         sampler, ends = Sampler(_sampling_options(sampling)), self._ends(ignore_eos)
         self._check_room(ids, max_tokens)
@@ -298,12 +310,15 @@ class Model:
     def perplexity(self, text: str, ctx_size: int = 512) -> float:
         """exp of the mean negative log-likelihood over the second half of each whole chunk of `ctx_size` tokens.
 
-        Each chunk begins from a cleared cache, with BOS in place of its first token where the model adds one. Raises `UsageError` for too short a text.
+        Each chunk begins from a cleared cache, with BOS in place of its first token where the model adds one. Raises `UsageError` for too
+        short a text.
         """
         ids = self.tokenize(text)
         n_chunks = len(ids) // ctx_size if ctx_size >= 3 else 0
         if n_chunks == 0:
-            raise UsageError(f"a text of {len(ids)} tokens has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 3")
+            raise UsageError(
+                f"a text of {len(ids)} tokens has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 3"
+            )
         bos = self.tokenizer.bos_id if self.tokenizer.vocabulary.add_bos else None
         total, count, first = 0.0, 0, ctx_size // 2
         with self._lock:
@@ -331,7 +346,12 @@ class Model:
         placement, weights = context.cache_plan.placement, context.weight_plan
         devices = tuple(
             DeviceFacts(
-                device.name, device.n_threads, weights.n_bytes[j], placement.simple_bytes(j), placement.shares[j], context.workspace_bytes(j)
+                device.name,
+                device.n_threads,
+                weights.n_bytes[j],
+                placement.simple_bytes(j),
+                placement.shares[j],
+                context.workspace_bytes(j),
             )
             for j, device in enumerate(context.device)
         )
@@ -367,10 +387,11 @@ class Model:
         save_state(path, self._identity, self.context.cache)
 
     def load_state(self, path: str | Path) -> None:
-        """Makes the cache hold what `save_state` wrote; `generate(prompt, reuse_prefix=True)` goes on from there without computing it again.
+        """Makes the cache hold what `save_state` wrote; `generate(prompt, reuse_prefix=True)` goes on from there without computing it
+        again.
 
-        Raises `NumbaMetaError` for a damaged file, `UsageError` for one of another model or other cache types, `ContextFullError` where it does not
-        fit; then the cache is as it was.
+        Raises `NumbaMetaError` for a damaged file, `UsageError` for one of another model or other cache types, `ContextFullError` where it
+        does not fit; then the cache is as it was.
         """
         self._check_open()
         load_state(path, self._identity, self.context.cache)
@@ -453,7 +474,9 @@ class Model:
             raise UsageError(f"max_tokens {max_tokens!r} is impossible; expected a whole number, 0 or more")
         room = self.context.shape.n_positions
         if len(ids) > room:
-            raise ContextFullError(f"the prompt has {len(ids)} tokens, the context has room for {room}; shorten it or use a larger --ctx-size")
+            raise ContextFullError(
+                f"the prompt has {len(ids)} tokens, the context has room for {room}; shorten it or use a larger --ctx-size"
+            )
 
     def _kept_on_shift(self, ids: Sequence[int], context_shift: bool, keep: int) -> int | None:
         """How many tokens stay when the context is full; None: it does not shift."""
@@ -473,7 +496,7 @@ class Model:
         return 0
 
     def _keep_prefix(self, ids: Sequence[int]) -> int:
-        """Keeps the longest common beginning of cache and prompt, but the prompt's last token, which must be computed; how many tokens are kept."""
+        """Keeps the longest common beginning of cache and prompt; how many tokens that is. The prompt's last one is always computed."""
         cells = self.context.cells
         cached, n = cells.tokens(0), 0
         while n < min(len(ids) - 1, len(cached)) and ids[n] == cached[n]:

@@ -21,7 +21,7 @@ _TRACED_STEPS = 128  # whose times `stats` gives as a mean
 
 
 def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool) -> list[Delivery]:
-    """The deliveries of a graph, one per layer, in the order of their readers. Who does not read a layer (a device without heads) receives nothing of it."""
+    """The deliveries of a graph, one per layer, in the order of their readers. A device that does not read a layer receives nothing."""
     parts: dict[int, dict[str, Any]] = {}
     reads: dict[int, list[bool]] = {}
     for node in split.graph.nodes:
@@ -181,4 +181,5 @@ class Transport:
         if self.plan is None:
             return {"path": "device", "reason": "no layer's cache is in host memory", "ring_bytes": (), "early_bytes": (), "late_bytes": ()}
         early, late = self._moved()
-        return {**self.plan.stats(), "early_bytes": early, "late_bytes": late, "steps": self._steps, "pinned": self.is_pinned, **self._times()}
+        moved = {"early_bytes": early, "late_bytes": late, "steps": self._steps, "pinned": self.is_pinned}
+        return {**self.plan.stats(), **moved, **self._times()}

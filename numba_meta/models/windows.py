@@ -1,8 +1,8 @@
 """Windows of a host-resident cache: which cells a step needs on the devices, and where each lies in a slot.
 
-Layers that see everything deliver the cells up to the highest that a sequence of the batch holds (unified: one stream), or those of each of its sequences
-(a stream per sequence); sliding-window layers always deliver a stream per sequence. Streams lie one after the other, each `n_cells` long: a bucket of
-256 cells, the same for all. Pure bookkeeping; the context writes the results to the devices.
+Layers that see everything deliver the cells up to the highest that a sequence of the batch holds (unified: one stream), or those of each of
+its sequences (a stream per sequence); sliding-window layers always deliver a stream per sequence. Streams lie one after the other, each
+`n_cells` long: a bucket of 256 cells, the same for all. Pure bookkeeping; the context writes the results to the devices.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class WindowLayout:
         return [rank[s] + self._cells.held(s)[p] - s * base for s, p in zip(sequences, positions, strict=True)]
 
     def stale_rows(self, window: Window, sequences: Iterable[int]) -> dict[int, np.ndarray]:
-        """Rows of the tables that must be written before this step: int32 slot cell of every position of a sequence; empty in most steps."""
+        """Rows of the tables to write before this step: int32 slot cell of every position of a sequence; none in most steps."""
         key: tuple[object, ...] = (window.streams, window.n_cells if len(window.streams) > 1 else 0) if self._per_sequence else ("unified",)
         if key == self._in_table:
             return {}

@@ -30,12 +30,20 @@ class WindowShape(NamedTuple):
 
 
 def deliver(
-    graph: Graph, cache: Tensor, streams: Tensor, n_streams: Tensor, n_cells: Tensor, layer: int, part: str, window: WindowShape, name: str = ""
+    graph: Graph,
+    cache: Tensor,
+    streams: Tensor,
+    n_streams: Tensor,
+    n_cells: Tensor,
+    layer: int,
+    part: str,
+    window: WindowShape,
+    name: str = "",
 ) -> Tensor:
     """The window `[n, capacity]` of a host-resident cache `[n, cells]` on the devices.
 
-    The first `n_cells` cells of each stream that `streams` (int32) names, one stream after the other. `layer` and `part` (k or v) say which slot of the
-    ring holds it.
+    The first `n_cells` cells of each stream that `streams` (int32) names, one stream after the other. `layer` and `part` (k or v) say which
+    slot of the ring holds it.
     """
     return graph.apply("deliver", cache, streams, n_streams, n_cells, name=name, layer=layer, part=part, **window._asdict())
 
@@ -72,7 +80,8 @@ class WriteBack(Operation):
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         cache, window, slot_cells, cells = sources
         fits = cache.role is Role.HOST and window.dtype == cache.dtype and window.shape[0] == cache.shape[0]
-        check(fits and slot_cells.dtype == I32 == cells.dtype, "write_back", name, sources, "a host-resident cache, a window of it, int32 cells")
+        fits = fits and slot_cells.dtype == I32 == cells.dtype
+        check(fits, "write_back", name, sources, "a host-resident cache, a window of it, int32 cells")
         return Tensor(name, cache.dtype, cache.shape, cache.strides, "write_back", tuple(sources), dict(params), cache.role, cache)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:

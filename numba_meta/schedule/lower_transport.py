@@ -1,7 +1,7 @@
 """Lowering of deliveries: on the ordered path calls of the compute stream, on the pipelined path a program of the transfer stream.
 
-A slot's cycle, per device: the transfer stream fills a free slot and records `ready`; the compute stream waits for it, stores this step's rows,
-attends, records `release`; the transfer stream waits for that, writes the rows back to the host and fills the slot again.
+A slot's cycle, per device: the transfer stream fills a free slot and records `ready`; the compute stream waits for it, stores this step's
+rows, attends, records `release`; the transfer stream waits for that, writes the rows back to the host and fills the slot again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def layers_read(graph: DeviceGraph) -> frozenset[int]:
-    """The layers whose delivered windows a device reads: none where it has no query heads, though it may hold K and V (one KV head, mirrored)."""
+    """The layers whose delivered windows a device reads: none without query heads, though it may hold K and V (mirrored)."""
     readers = [node for node in graph.graph.nodes if node.op == "attention" and node.n_elements]
     windows = [node.sources[1].storage for node in readers]
     return frozenset(window.params["layer"] for window in windows if window.op == "deliver")
@@ -48,7 +48,9 @@ class _Staged:
 class TransportLowering:
     """Turns `deliver` and `write_back` nodes into calls. `staged_layers` are those that use the ring, in the order of their slots."""
 
-    def __init__(self, to: CpuLowering, device_graphs: Sequence[DeviceGraph], staged_layers: Sequence[int], n_slots: int, link: Link) -> None:
+    def __init__(
+        self, to: CpuLowering, device_graphs: Sequence[DeviceGraph], staged_layers: Sequence[int], n_slots: int, link: Link
+    ) -> None:
         self._to = to
         self._read_by = [layers_read(graph) for graph in device_graphs]
         self._slot_order = list(staged_layers)

@@ -89,7 +89,9 @@ def storage_of(place: Place | Offset) -> Place:
     return place.storage if isinstance(place, Tensor) else place
 
 
-def storage_lifetimes(graph: DeviceGraph, calls: Sequence[Call], staged_layers: Sequence[int] = ()) -> dict[Tensor | Scratch, tuple[int, int]]:
+def storage_lifetimes(
+    graph: DeviceGraph, calls: Sequence[Call], staged_layers: Sequence[int] = ()
+) -> dict[Tensor | Scratch, tuple[int, int]]:
     """First and last call that uses each storage of the workspace.
 
     A summand or piece that other devices read stays until the meeting after the one where they read it: by then all have read it.

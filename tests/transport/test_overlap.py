@@ -1,4 +1,4 @@
-"""Copies go on under compute, on real threads with simulated links. Loose: how near a step is to its bound, `benchmarks/overlap.py` says."""
+"""Copies go on under compute, on real threads with simulated links. Loose: `benchmarks/overlap.py` says how near to the bound."""
 
 from __future__ import annotations
 

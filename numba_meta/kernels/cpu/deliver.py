@@ -22,9 +22,9 @@ def deliver_windows(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Copies the first `*n_cells` cells of `*n_streams` streams (their numbers: int32 at `streams`), packed one after the other.
 
-    In the host a stream steps `stream_bytes`, a cell `cell_bytes`, of which a device takes `width` bytes from `source` on; at `destination` cells
-    lie `width` bytes apart. Threads share the cells. Reads and writes width * cells * streams bytes, none of them before `delay_ns` have passed: who
-    does not wait for a late copy must not find its bytes.
+    In the host a stream steps `stream_bytes`, a cell `cell_bytes`, of which a device takes `width` bytes from `source` on; at `destination`
+    cells lie `width` bytes apart. Threads share the cells. Reads and writes width * cells * streams bytes, none of them before `delay_ns`
+    have passed: who does not wait for a late copy must not find its bytes.
     """
     begin = clock_ns()
     wait_for_time(begin + delay_ns)
