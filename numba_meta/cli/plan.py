@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,7 @@ from numba_meta.cli.terminal import Progress, say
 
 if TYPE_CHECKING:
     from numba_meta.models.planner import ModelForecast, Speeds
+    from numba_meta.schedule.predict import DeviceSpeeds, Needs
 
 SPEED = click.FloatRange(min=0, min_open=True)
 
@@ -91,7 +93,7 @@ def choose_speeds(weights_gbps: float | None, attention_gbps: float | None, rene
     """Speeds as they were measured on this machine, but for those that were given."""
     from numba_meta.schedule.calibrate import calibrate, given_speeds, is_known
 
-    def speeds(needs, n_threads):  # type: ignore[no-untyped-def]
+    def speeds(needs: Sequence[Needs], n_threads: Sequence[int]) -> Sequence[DeviceSpeeds]:
         if renew or not is_known(needs, n_threads):
             say("numba-meta: measuring how fast this machine is (only once)")
         measured = calibrate(needs, n_threads, renew)

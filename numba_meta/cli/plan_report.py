@@ -24,6 +24,8 @@ def forecast_lines(name: str, forecast: ModelForecast) -> Iterator[str]:
     types = "/".join(dtype.name for dtype in load.cache_types)
     yield f"{name}: {load.cuts.architecture}; nothing was loaded"
     yield f"{place}: {shape.n_cells} cells for {shape.n_sequences} {'sequence' if shape.n_sequences == 1 else 'sequences'}, {types}"
+    meetings = f"{forecast.n_meetings} {'meeting' if forecast.n_meetings == 1 else 'meetings'}"
+    yield f"{meetings} of {len(forecast.devices)} {'device' if len(forecast.devices) == 1 else 'devices'} per step"
     yield from describe_cuts(load.cuts)
     yield ""
     yield device_table(forecast)
@@ -95,6 +97,7 @@ def forecast_data(name: str, forecast: ModelForecast) -> dict[str, Any]:
             "cells": load.cache_shape.n_cells,
             "host_bytes": memory.host,
         },
+        "meetings": forecast.n_meetings,
         "cuts": {
             f"{group.name} {group.layer}" if group.layer is not None else group.name: list(group.extents) for group in load.cuts.groups
         },

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,7 +23,7 @@ from numba_meta.comm.join import TIMEOUT_VARIABLE, Joined, JoinRequest, agree, j
 from numba_meta.comm.launch import detect_launch
 from numba_meta.comm.mesh import connect_mesh
 from numba_meta.comm.mpi_world import MpiWorld, open_world
-from numba_meta.comm.watchdog import GATHER_SECONDS, Watchdog, end_process
+from numba_meta.comm.watchdog import Watchdog, end_process
 from numba_meta.comm.world import World
 from numba_meta.errors import NumbaMetaError
 
@@ -138,10 +137,9 @@ def _fail(watchdog: Watchdog, error: BaseException, size: int) -> None:
     if os.environ.get("NUMBA_META_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     if isinstance(error, JoinError):  # the same on all ranks
-        speaks = error.speaker == watchdog.rank
-        if not speaks:
-            time.sleep(GATHER_SECONDS)
-            end_process(Ending(Event("raised", watchdog.rank, watchdog.host, str(error)), str(error), error.exit_status, speaks))
+        if error.speaker != watchdog.rank:
+            event = Event("raised", watchdog.rank, watchdog.host, str(error))
+            end_process(Ending(event, str(error), error.exit_status, speaks=False))
         raise error
     kind, reason, exit_status = describe_error(error)
     ending = watchdog.report(kind, reason, exit_status)

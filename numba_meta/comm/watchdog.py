@@ -22,7 +22,8 @@ from numba_meta.comm.mesh import Peer
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0  # 30 heartbeats missed
-GATHER_SECONDS = 0.3  # after the first event: others that happened with it, one of which may be the cause
+GATHER_SECONDS = 0.2  # after the first event: others that happened with it, one of which may be the cause
+SPEAKER_SECONDS = 0.3  # by which the speaker goes before those who end in silence
 UNWIND_SECONDS = 1.0  # for the main thread to end by itself after Ctrl-C or its own error
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -208,12 +209,15 @@ class Watchdog:
 
 
 def end_process(ending: Ending) -> None:
-    """Ends this process at once. The speaker goes first: a launcher that sees a rank fail ends the others too."""
+    """Ends this process at once. The speaker goes first: a launcher that sees a rank fail ends the others too.
+
+    After a signal nobody waits: launchers send SIGKILL soon after SIGTERM.
+    """
     if ending.speaks:
         say(ending.message)
         flush()
-    else:
-        time.sleep(GATHER_SECONDS)
+    elif ending.event.kind != "signal":
+        time.sleep(SPEAKER_SECONDS)
     os._exit(ending.exit_status)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from numba_meta.errors import UsageError
+from numba_meta.graph import Graph
 from numba_meta.memory.placement import Placement
 from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.config import ModelConfig
@@ -76,6 +77,7 @@ class ModelForecast:
     load: LoadPlan
     devices: tuple[str, ...]
     memory: MemoryNeeds
+    n_meetings: int  # of all devices, in a step
     cell_bytes: Mapping[int, tuple[int, ...]]  # of K and V of one token, by layer that is delivered, per device
     speeds: tuple[DeviceSpeeds, ...]  # none where none were given
     links: tuple[Link, ...]  # how fast deliveries come, at the speeds
@@ -137,7 +139,7 @@ def plan_transport_of_model(
             ]
             times = _predict(loads, options.kv_pipeline_depth, transport, _taken_from_computing(plan, busy, n_cores))
         steps.append(StepForecast(context, transport, delivered, times))
-    return ModelForecast(plan, names, memory, cell_bytes, known, links, tuple(steps))
+    return ModelForecast(plan, names, memory, step.n_collectives, cell_bytes, known, links, tuple(steps))
 
 
 # ---- graphs and memory -----------------------------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ def _names(plan: LoadPlan) -> tuple[str, ...]:
     return name_devices(plan.specs)
 
 
-def _smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: LoadPlan):  # type: ignore[no-untyped-def]
+def _smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: LoadPlan) -> Graph:
     """One token, and windows of one bucket: what is read and where devices meet does not depend on more."""
     shape = plan.cache_shape
     windows: dict[bool, WindowShape] = {}

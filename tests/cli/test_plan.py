@@ -53,7 +53,9 @@ def test_the_table_for_a_reader(run, path):
     assert outcome.status == 0
     assert "KV cache in the host (" in outcome.out and "2048 cells for 1 sequence, q8_0/f16" in outcome.out
     assert "attention of layers 0-1: 3 x KV head" in outcome.out
-    rows = {line.split()[0]: line.split() for line in outcome.out.splitlines() if line and line.split()[0].isdecimal()}
+    assert "6 meetings of 2 devices per step" in outcome.out
+    table = outcome.out.partition("context ")[2].splitlines()
+    rows = {line.split()[0]: line.split() for line in table if line and line.split()[0].isdecimal()}
     assert list(rows) == ["100", "2047"]
     assert [row[1] for row in rows.values()] == ["pipelined", "ordered"]
     assert "from 2047: ordered: over budget" in outcome.out

@@ -58,7 +58,7 @@ def test_a_failure_on_one_rank_sends_all_to_the_next_best(bad, message):
 
 
 def test_nothing_is_left():
-    bad = [FakeFactory("nccl", build_fails=(0,)), FakeFactory("mpi", spoil=lambda rank, x: x.__setitem__(0, -1))]
+    bad = [FakeFactory("nccl", build_fails=(0,)), FakeFactory("mpi", spoil=lambda rank, x: x.__setitem__(slice(0, 1), -1))]
     outcomes, warnings = run(2, bad)
     (message,) = {str(outcome.error) for outcome in outcomes}
     assert all(isinstance(outcome.error, JoinError) for outcome in outcomes) and not warnings

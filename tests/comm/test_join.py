@@ -100,9 +100,7 @@ def test_a_refusal_does_not_wait_for_those_who_never_come():
     begin = time.monotonic()
     outcomes = run_ranks(3, lambda w: join(w, (lambda: refuse("no")) if w.rank == 1 else JoinRequest, timeout=60), absent=(2,))
     assert time.monotonic() - begin < 10
-    assert {str(outcomes[rank].error) for rank in (0, 1)} == {"rank 1 (host1): no (and 1 more of 3 ranks)", "rank 1 (host1): no"} & {
-        str(outcomes[0].error)
-    }
+    assert {str(outcomes[rank].error) for rank in (0, 1)} == {"rank 1 (host1): no"}
 
 
 def test_ranks_of_one_host_give_up_together():

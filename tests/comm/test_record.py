@@ -45,9 +45,10 @@ def test_long_facts_keep_the_size_and_the_difference():
         assert judge([seen[0], replace(seen[0], rank=1, process=12)]) is None
 
 
-@given(st.binary(min_size=RECORD_BYTES, max_size=RECORD_BYTES))
-def test_garbage_says_no(data):
-    verdict = judge([A, decode_record(data, 1)])
+@given(st.binary(max_size=60), st.booleans())
+def test_garbage_says_no(data, behind_the_name):
+    start = encode_record(B)[:20] if behind_the_name else b""
+    verdict = judge([A, decode_record((start + data).ljust(RECORD_BYTES, b"\xfe"), 1)])
     assert verdict is not None and "rank 1" in verdict[0]
 
 

@@ -85,6 +85,7 @@ def agrees_with_a_load(path: Path, **options) -> nm.Model:
     step, stats = told.steps[0], model.transport.stats
     assert told.load.cuts == model._load_plan.cuts
     assert told.load == model._load_plan
+    assert model.context.collectives_per_step == told.n_meetings
     assert told.memory.weights == model.context.weight_plan.n_bytes
     assert told.memory.host == model.plan.host_cache_bytes
     cache_bytes = [told.memory.cache_placement.simple_bytes(j) for j in range(len(told.devices))]
@@ -113,6 +114,7 @@ def agrees_with_a_load(path: Path, **options) -> nm.Model:
         {"devices": "cpu:0,cpu:0", "kv_cpu_pinned": False},
         {"devices": "cpu:0?mem=520M,cpu:0"},  # no headroom of 512 MiB beside weights
         {"devices": "cpu:0,cpu:0", "kv": "device"},
+        {"devices": LINKS, "tensor_split": "2,1", "deterministic": True},
     ],
     ids=lambda options: ",".join(f"{key}={value}" for key, value in options.items()),
 )

@@ -1,0 +1,133 @@
+"""Launches of real ranks: they join, and whatever goes wrong ends all of them soon, with the reason once and a status that says so."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+from mpirun import ROOT, Ended, Launch, needs_mpi
+
+import numba_meta
+
+pytestmark = needs_mpi
+SOON = 10.0  # seconds
+
+
+def check_failed(ended: Ended, n: int, reason: str, soon: float = SOON) -> None:
+    """All ranks ended soon with a status other than 0, the reason was said once, nothing is left."""
+    said = [line for line in ended.stderr.splitlines() if line.startswith("numba-meta: ")]
+    assert len(said) == 1 and reason in said[0], ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.seconds < soon, f"{ended.seconds:.1f} s: {ended.stderr}"
+    assert ended.status != 0
+    assert sorted(ended.ranks) == list(range(n)) and all(ended.ranks.values()), ended.ranks
+    assert ended.left == []
+
+
+@pytest.mark.parametrize("n", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_join_and_reduce(n, tmp_path):
+    ended = Launch(n, tmp_path, "fits", str(tmp_path)).end()
+    assert ended.status == 0 and ended.ranks == dict.fromkeys(range(n), 0), ended.stderr
+    name = "alone" if n == 1 else "mpi"
+    assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of {n} reduces with {name}" for rank in range(n)]
+    assert ended.left == [] and "numba-meta" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_forced_communicator(tmp_path):
+    assert "reduces with pairwise" in Launch(2, tmp_path, "fits", str(tmp_path), NUMBA_META_COMM="pairwise").end().stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["none", "nccl", "tcp"])
+def test_a_forced_communicator_that_cannot_be(name, tmp_path):
+    ended = Launch(2, tmp_path, "fits", str(tmp_path), NUMBA_META_COMM=name).end()
+    check_failed(ended, 2, f"NUMBA_META_COMM={name!r}" if name == "tcp" else f"NUMBA_META_COMM={name} (rank 0)", soon=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "reason"),
+    [
+        ("version", f"runs numba_meta {numba_meta.__version__} (wire format 1); install the same version for every rank"),
+        ("options", "has ctx_size 2048, rank 0"),
+        ("file", "has model header sha256"),
+        ("refusal", "cuda:0 is missing; expected a GPU"),
+        ("refusal_of_all", "numba-meta: no file named model.gguf"),
+        ("joins_twice", "joins twice"),
+        ("raises", "cuda:1 fell off the bus"),
+        ("raises_on_all", "numba-meta: no such sampler: lottery"),
+        ("raises_when_the_other_is_done", "ValueError: late news"),
+    ],
+)
+@pytest.mark.parametrize("n", [2, 3])
+def test_one_reason_ends_all(scenario, reason, n, tmp_path):
+    if n == 3 and scenario not in ("options", "refusal", "raises"):
+        pytest.skip("two ranks show this one; three are for what a third rank hears")
+    ended = Launch(n, tmp_path, scenario, str(tmp_path)).end()
+    check_failed(ended, n, reason, soon=SOON + 20)  # with the start of Python and MPI on a busy machine
+    if scenario in ("version", "options", "file", "refusal"):
+        assert sorted(file.name for file in tmp_path.glob("released.*")) == [f"released.{rank}" for rank in range(n)]
+
+
+@pytest.mark.parametrize("scenario", [pytest.param("sleeps", marks=pytest.mark.slow), "never_starts"])
+def test_a_rank_that_sleeps_is_named(scenario, tmp_path):
+    launch = Launch(3, tmp_path, scenario, str(tmp_path), NUMBA_META_JOIN_TIMEOUT="3")
+    ended = launch.end()
+    check_failed(ended, 3, "never heard from rank 1 of 3 within 3 s", soon=SOON + 20)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "killed"), [("loop", 1), pytest.param("loop", 0, marks=pytest.mark.slow), pytest.param("loop_in_python", 1, marks=pytest.mark.slow)]
+)
+def test_a_killed_rank_is_named(scenario, killed, tmp_path):
+    launch = Launch(2, tmp_path, scenario, str(tmp_path))
+    launch.wait_for("ready")
+    launch.signal_rank(killed, signal.SIGKILL)
+    ended = launch.end()
+    check_failed(ended, 2, f"rank {killed} (")
+    assert "has gone without a word" in ended.stderr and ended.ranks[killed] == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_to_the_launcher_end_all(number, tmp_path):
+    launch = Launch(2, tmp_path, "loop", str(tmp_path))
+    launch.wait_for("ready")
+    launch.signal_launcher(number)
+    check_failed(launch.end(), 2, "was told to end (SIGTERM)")  # what Open MPI sends its ranks for both
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "was told to end (SIGTERM)"), (signal.SIGINT, "was interrupted (Ctrl-C)")])
+def test_a_signal_to_one_rank_ends_all(number, reason, tmp_path):
+    launch = Launch(3, tmp_path, "loop", str(tmp_path))
+    launch.wait_for("ready")
+    launch.signal_rank(1, number)
+    ended = launch.end()
+    check_failed(ended, 3, f"rank 1 ({__import__('os').uname().nodename}) {reason}")
+    assert ended.ranks[1] == 128 + number
+
+
+def test_mpi4py_that_is_missing(tmp_path, monkeypatch):
+    """One line that names the extra; ranks are not started for this."""
+    from numba_meta.comm import mpi_world
+    from numba_meta.comm.errors import RankError
+    from numba_meta.comm.launch import Launch as Found
+
+    found = Found("Open MPI", 0, 2, 0, 2, "job")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(RankError, match=r"^Open MPI started 2 ranks, but mpi4py is not installed; install numba-meta\[mpi\]$"):
+        mpi_world.import_mpi(found)
+    monkeypatch.undo()
+
+    def no_library(name):
+        if name == "mpi4py.MPI":
+            raise RuntimeError("cannot load MPI library\nlibmpi.so not found")
+        return __import__(name)
+
+    monkeypatch.setattr(mpi_world.importlib, "import_module", no_library)
+    with pytest.raises(RankError, match=r"but mpi4py finds no MPI \(cannot load MPI library libmpi.so not found\); install numba-meta\[mpi\]"):
+        mpi_world.import_mpi(found)
+    assert ROOT.is_dir()

@@ -1,0 +1,100 @@
+"""Starts ranks under the real `mpirun` and says how each of them ended."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = Path(__file__).parent / "comm" / "programs"
+MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+needs_mpi = pytest.mark.skipif(
+    MPIRUN is None or importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py and an mpirun: install numba-meta[mpi]"
+)
+# Tests may run as root, and with more ranks than cores.
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}  # fmt: skip
+
+
+@dataclass
+class Ended:
+    """A launch that is over: mpirun's status, each rank's (minus a signal's number where one ended it), what they said, seconds."""
+
+    status: int
+    ranks: dict[int, int]
+    stdout: str
+    stderr: str
+    seconds: float  # from the last thing that the test did to it
+    left: list[int]  # processes that still live
+
+
+class Launch:
+    """`mpirun -n N` of a program under tests/comm/programs; the ranks' supervisors write into `folder`."""
+
+    def __init__(self, n: int, folder: Path, *arguments: str, program: str = "rank.py", **variables: str) -> None:
+        self.n = n
+        self.folder = folder
+        environ = os.environ | OPEN_MPI | {"PYTHONPATH": str(ROOT), "NUMBA_META_CACHE": os.environ.get("NUMBA_META_CACHE", "")} | variables
+        if not environ["NUMBA_META_CACHE"]:
+            del environ["NUMBA_META_CACHE"]
+        command = [str(MPIRUN), "-n", str(n), sys.executable, str(PROGRAMS / "supervise.py"), str(folder), str(PROGRAMS / program), *arguments]
+        self.process = subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )  # fmt: skip
+        self.since = time.monotonic()
+
+    def wait_for(self, name: str, seconds: float = 60) -> None:
+        """Until every rank has left a file of this name."""
+        end = time.monotonic() + seconds
+        while not all((self.folder / f"{name}.{rank}").exists() for rank in range(self.n)):
+            assert time.monotonic() < end and self.process.poll() is None, f"{name} was not reached: {self.end(1).stderr}"
+            time.sleep(0.02)
+
+    def signal_rank(self, rank: int, number: int) -> None:
+        self.since = time.monotonic()
+        os.kill(self._pid("pid", rank), number)
+
+    def signal_launcher(self, number: int) -> None:
+        self.since = time.monotonic()
+        self.process.send_signal(number)
+
+    def end(self, seconds: float = 60) -> Ended:
+        """Waits for the end; kills what is still there after `seconds`, which `left` then shows."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            stdout, stderr = self.process.communicate()
+        spent = time.monotonic() - self.since
+        statuses = {rank: int(file.read_text()) for rank in range(self.n) if (file := self.folder / f"status.{rank}").exists()}
+        return Ended(self.process.returncode, statuses, stdout, stderr, spent, self._left())
+
+    def _left(self) -> list[int]:
+        """Processes that live on, after a moment in which the system takes them away; they are killed."""
+        pids = [self._pid(kind, rank) for kind in ("pid", "supervisor") for rank in range(self.n) if (self.folder / f"{kind}.{rank}").exists()]
+        end = time.monotonic() + 3
+        while (alive := [pid for pid in pids if _lives(pid)]) and time.monotonic() < end:
+            time.sleep(0.05)
+        for pid in alive:
+            os.kill(pid, signal.SIGKILL)
+        return alive
+
+    def _pid(self, kind: str, rank: int) -> int:
+        return int((self.folder / f"{kind}.{rank}").read_text())
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
