@@ -54,8 +54,9 @@ class Attendance:
 
     def watch(self, arrived: threading.Event, on_missing: Callable[[str, bool], None] | None) -> None:
         """Returns when `arrived` is set; calls `on_missing(reason, speaker)` if the first rank of this host gives up before."""
+        deadlines: dict[int, float] = {}  # of all that were ever seen: one that gives up takes its file away
         while not arrived.wait(_LOOK_SECONDS):
-            deadlines = self.deadlines()
+            deadlines.update(self.deadlines())
             if time.time() >= min(deadlines.values()):
                 speaker = self.launch.rank == min(deadlines)
                 if not speaker and arrived.wait(_LAST_WORDS_SECONDS):

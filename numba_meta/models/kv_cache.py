@@ -6,6 +6,7 @@ keeps the last `round_up(window + ubatch, 256)` positions of each sequence, at `
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, u
 
 
 class _Pool:
-    """Free cells: those given back, last first, then the ones never used. A large context costs nothing until it is filled."""
+    """Free cells, lowest first, so that windows stay short. Cells never used are not listed: a large context costs nothing until filled."""
 
     def __init__(self, start: int, stop: int) -> None:
         self._given_back: list[int] = []
@@ -72,10 +73,11 @@ class _Pool:
         n_old = min(n, len(self._given_back))
         new = range(self._next, self._next + n - n_old)
         self._next += len(new)
-        return [self._given_back.pop() for _ in range(n_old)] + list(new)
+        return [heapq.heappop(self._given_back) for _ in range(n_old)] + list(new)
 
     def give_back(self, cells: Sequence[int]) -> None:
         self._given_back += cells
+        heapq.heapify(self._given_back)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def test_parts_of_a_unit_are_rounded_down(whole: int, tenth: int) -> None:
         ("cpu:0\ncpu:1", r"unknown device 'cpu:0\\ncpu:1'"),
         ("cpu:٣", "unknown device"),
         ("cuda:0", "CUDA devices are not supported yet"),
-        ("cpu:0?ram=2G", "unknown option 'ram'; known is mem"),
+        ("cpu:0?ram=2G", "unknown option 'ram'; known are mem, link, delay, async, pin"),
         ("cpu:0?mem", "mem='' is not a positive size"),
         ("cpu:0?mem=0", "mem='0' is not a positive size"),
         ("cpu:0?mem=-1G", "mem='-1G' is not a positive size"),

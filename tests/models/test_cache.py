@@ -233,7 +233,8 @@ def test_memory_limits_name_device_need_and_free(llama: Path) -> None:
 def test_out_of_memory_in_a_step_leaves_the_model_usable(llama: Path) -> None:
     devices = "cpu:0,cpu:0"
     with nm.load(llama, devices=devices, ctx_size=100) as model:
-        model.generate_ids(ids(1, 5), 2, ignore_eos=True)
+        step = ([1] * 5, [0] * 5, range(5))  # several rows with logits: a recording that is made at its first use
+        model.context.decode(*step)
         enough = model.context.device[1].peak_bytes
         wanted = model.generate_ids(ids(1, 1), 5, ignore_eos=True)
     for missing in (100, 2000, 20_000):
@@ -241,7 +242,7 @@ def test_out_of_memory_in_a_step_leaves_the_model_usable(llama: Path) -> None:
             held = []
             for _ in range(3):
                 with pytest.raises(OutOfMemoryError, match="^cpu:0#1: .* needs .* are free"):
-                    model.generate_ids(ids(1, 5), 2, ignore_eos=True)
+                    model.context.decode(*step)
                 held.append(model.memory())
             assert held[0] == held[1] == held[2]
             assert model.generate_ids(ids(1, 1), 5, ignore_eos=True) == wanted

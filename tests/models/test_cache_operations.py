@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models.cache_places import PLACES, ids
 from models.edited_reference import Edit, EditedModel, removed, shifted, turned
 from models.feeding import append
 from models.numpy_reference import ReferenceModel
@@ -20,25 +21,10 @@ from synthetic import write_model
 import numba_meta as nm
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
-from numba_meta.errors import ContextFullError, NumbaMetaError, UsageError
-from numba_meta.models.cache_operations import Rotation, choose_shift, rotate_keys
+from numba_meta.errors import NumbaMetaError, UsageError
+from numba_meta.models.cache_operations import Rotation, rotate_keys
 from numba_meta.models.model import Model
 from numba_meta.quants import dequantize, quantize
-
-N_VOCAB = 397
-TWO, THREE = {"devices": "cpu:0,cpu:0", "tensor_split": "70,30"}, {"devices": "cpu:0,cpu:0,cpu:0", "tensor_split": "1,0,1"}
-PLACES: dict[str, dict[str, Any]] = {
-    "device": {},
-    "device, own cells, three devices": {"kv_unified": False, **THREE},
-    "host, two devices": {"kv": "host", **TWO},
-    "host, own cells": {"kv": "host", "kv_unified": False, "kv_pipeline_depth": 0},
-    "host but the first layer, two devices": {"kv": "host", "kv_gpu_layers": 1, **TWO},
-    "host, late copies": {"kv": "host", "devices": "cpu:0?link=2&delay=500us,cpu:0?delay=1ms", "kv_pipeline_depth": 2},
-}
-
-
-def ids(seed: int, n: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(seed).integers(0, N_VOCAB, n)]
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +142,15 @@ def test_a_shift_when_windows_have_gone_around(place: str, paths: dict[str, Path
     """300 tokens in rings of 256 cells: the window lies in what moved, or reaches kept tokens, some or all of which the ring has lost."""
     tokens = ids(5, 330)
     options = {"exact": True, "ctx_size": 800, "parallel": 2, "ubatch_size": 64, **PLACES[place]}
-    for keep, drop, lost in ((5, 200, ()), (60, 236, range(44)), (30, 266, range(30)), (0, 300, ())):
-        with nm.load(paths["gemma3"], **options) as model:
+    with nm.load(paths["gemma3"], **options) as model:
+        assert model.context.shape.n_window_cells == 256
+        for keep, drop, lost in ((5, 200, ()), (60, 236, range(44)), (30, 266, range(30)), (0, 300, ())):
+            model.cache.clear()
             append(model, tokens[:300], step=64)
-            assert model.context.shape.n_window_cells == 256
             model.cache.shift(0, keep, drop)
             got = [append(model, tokens[300:303], step=1), append(model, tokens[303:330], step=27)]
-        wanted = wanted_logits(paths["gemma3"], tokens, 30, (shifted(300, keep, drop, lost),))
-        assert np.abs(np.concatenate(got) - wanted).max() < 3e-4, (keep, drop)
+            wanted = wanted_logits(paths["gemma3"], tokens, 30, (shifted(300, keep, drop, lost),))
+            assert np.abs(np.concatenate(got) - wanted).max() < 3e-4, (keep, drop)
 
 
 def test_holes_in_batches_of_several_sequences(paths: dict[str, Path]) -> None:
@@ -253,81 +240,6 @@ def test_a_copy_goes_on_like_its_source_and_alone(place: str, paths: dict[str, P
             model.cache.clear(0)
             append(model, ids(12, 200), step=64)
             np.testing.assert_array_equal(append(model, [3], sequence=1), [model.logits(ids(9, 300) + ids(11, 30) + [3], last=True)])
-
-
-# ---- generation that shifts ------------------------------------------------------------------------------------------------------------
-
-
-FRESH: dict[str, Any] = {"ignore_eos": True, "repetition_penalty": 1e6, "repetition_last_n": -1}  # the best token that has not come yet
-
-
-def generated_by_hand(model: Model, prompt: list[int], n: int, keep: int, n_positions: int) -> list[int]:
-    model.cache.clear()
-    logits = append(model, prompt)[-1]
-    out: list[int] = []
-    while True:
-        out.append(max(set(range(N_VOCAB)).difference(prompt, out), key=lambda i: logits[i]))
-        if len(out) == n:
-            return out
-        if model.cache.length() == n_positions:
-            model.cache.shift(0, keep, max(1, (n_positions - keep) // 2))
-        logits = append(model, out[-1:])[-1]
-
-
-def test_generation_past_the_end_shifts_where_asked(llama: Model) -> None:
-    prompt = ids(13, 20)
-    for keep in (0, 5, 20, 62):
-        got = llama.generate_ids(prompt, 120, context_shift=True, keep=keep, **FRESH)
-        assert got == generated_by_hand(llama, prompt, 120, keep, 64)
-    whole = llama.generate_ids(prompt, 120, context_shift=True, keep=-1, **FRESH)
-    assert whole == llama.generate_ids(prompt, 120, context_shift=True, keep=20, **FRESH)
-    text = "".join(llama.generate(prompt, 120, context_shift=True, keep=-1, **FRESH))
-    assert text == llama.detokenize(whole)
-    assert llama.cache.tokens()[:20] == prompt
-    assert llama.cache.tokens()[20:] == whole[-1 - (llama.cache.length() - 20) : -1]
-    assert llama.timings.n_generated == 119
-
-
-def test_generation_does_not_shift_unless_asked(llama: Model) -> None:
-    for options in ({}, {"keep": 3}):
-        with pytest.raises(ContextFullError, match=r"^1 more tokens do not fit the context: 64 are in sequence 0"):
-            llama.generate_ids(ids(13, 20), 60, ignore_eos=True, **options)
-    with pytest.raises(ContextFullError, match=r"^the context is full with 64 tokens and all of them are kept; keep fewer"):
-        llama.generate_ids(ids(13, 64), 3, ignore_eos=True, context_shift=True, keep=-1)
-    with pytest.raises(ContextFullError, match="^the prompt has 65 tokens, the context has room for 64"):
-        llama.generate_ids(ids(13, 65), 3, context_shift=True)
-    with pytest.raises(UsageError, match="^keep -2 is impossible; expected a number of tokens, or -1 for the prompt$"):
-        llama.generate_ids(ids(13, 5), 3, keep=-2)
-
-
-def test_a_shifting_generation_is_the_same_everywhere(paths: dict[str, Path]) -> None:
-    for name in paths:
-        results = []
-        for options in PLACES.values():
-            with nm.load(paths[name], exact=True, ctx_size=80, parallel=2, **options) as model:
-                results.append(model.generate_ids(ids(14, 30), 120, context_shift=True, keep=4, **FRESH))
-        unified, own = [results[i] for i in (0, 2, 4, 5)], [results[i] for i in (1, 3)]  # 80 positions, 40 positions
-        assert all(other == unified[0] for other in unified) and all(other == own[0] for other in own)
-        assert len(set(unified[0])) == len(set(own[0])) == 120
-
-
-def test_a_bos_is_kept(paths: dict[str, Path]) -> None:
-    with nm.load(paths["gemma3"], ctx_size=40) as model:
-        assert model.tokenizer.vocabulary.add_bos
-        list(model.generate("the sea", 100, ignore_eos=True, context_shift=True))
-        tokens = model.cache.tokens()
-        assert tokens[0] == model.tokenizer.bos_id and tokens[1:3] != model.tokenize("the sea")[1:3]
-
-
-@given(st.integers(1, 10_000), st.integers(0, 12_000))
-def test_a_shift_makes_room_and_keeps_what_it_should(length: int, keep: int) -> None:
-    if keep >= length:
-        with pytest.raises(ContextFullError):
-            choose_shift(length, keep)
-        return
-    kept, drop = choose_shift(length, keep)
-    assert kept == keep and 1 <= drop <= length - keep
-    assert abs(2 * drop - (length - keep)) <= 1
 
 
 # ---- how a user meets it ---------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ops.rule_helpers import A0, A1, A2, MIRRORED, PARTIAL, check_reduces, check
 
 from numba_meta.dtypes import F16, I64, Q4_0
 from numba_meta.graph import Graph
-from numba_meta.ops import matmul
+from numba_meta.ops import NeedsGather, matmul
 from numba_meta.split.state import SplitState, split, split_segments
 from numba_meta.tensor import Role, Rows, Tensor
 
@@ -33,7 +33,17 @@ def test_rules(states: tuple[SplitState, SplitState]) -> None:
     assert rule(product(), *states) == RULES[states]
 
 
-@pytest.mark.parametrize("states", [s for s in itertools.product([A0, A1, A2, MIRRORED], repeat=2) if s not in RULES], ids=str)
+def test_column_parallel_gathers_the_pieces_of_its_inputs() -> None:
+    node = product()
+    with pytest.raises(NeedsGather) as caught:
+        rule(node, A1, A0)
+    assert caught.value.sources == (node.sources[1],)
+
+
+WITHOUT_RULE = [s for s in itertools.product([A0, A1, A2, MIRRORED], repeat=2) if s not in RULES and s != (A1, A0)]
+
+
+@pytest.mark.parametrize("states", WITHOUT_RULE, ids=str)
 def test_what_has_no_rule(states: tuple[SplitState, SplitState]) -> None:
     check_refused(product(), *states)
 
