@@ -47,7 +47,8 @@ class Launch:
         environ = os.environ | OPEN_MPI | {"PYTHONPATH": str(ROOT), "NUMBA_META_CACHE": os.environ.get("NUMBA_META_CACHE", "")} | variables
         if not environ["NUMBA_META_CACHE"]:
             del environ["NUMBA_META_CACHE"]
-        command = [str(MPIRUN), "-n", str(n), sys.executable, str(PROGRAMS / "supervise.py"), str(folder), str(PROGRAMS / program), *arguments]
+        supervised = [sys.executable, str(PROGRAMS / "supervise.py"), str(folder), str(PROGRAMS / program), *arguments]
+        command = [str(MPIRUN), "-n", str(n), *supervised]
         self.process = subprocess.Popen(
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )  # fmt: skip
@@ -81,7 +82,8 @@ class Launch:
 
     def _left(self) -> list[int]:
         """Processes that live on, after a moment in which the system takes them away; they are killed."""
-        pids = [self._pid(kind, rank) for kind in ("pid", "supervisor") for rank in range(self.n) if (self.folder / f"{kind}.{rank}").exists()]
+        files = [f"{kind}.{rank}" for kind in ("pid", "supervisor") for rank in range(self.n)]
+        pids = [int((self.folder / name).read_text()) for name in files if (self.folder / name).exists()]
         end = time.monotonic() + 3
         while (alive := [pid for pid in pids if _lives(pid)]) and time.monotonic() < end:
             time.sleep(0.05)

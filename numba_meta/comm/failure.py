@@ -10,11 +10,16 @@ A process that works alone passes through: no MPI, no threads, no signal handler
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import NoReturn
 
 from numba_meta.comm.communicators import CommunicatorFactory, Reduction, negotiate
 from numba_meta.comm.ending import Ending, Event, Kind
@@ -27,6 +32,7 @@ from numba_meta.comm.watchdog import Watchdog, end_process
 from numba_meta.comm.world import World
 from numba_meta.errors import NumbaMetaError
 
+_PATIENCE_SECONDS = 1.0
 _FINALIZE_SECONDS = 10.0  # all ranks are done by then; MPI has only to tidy up
 
 
@@ -106,10 +112,38 @@ def ranks() -> Iterator[RankLaunch]:
         yield running
     except BaseException as error:
         if not _is_normal_exit(error):
-            _fail(watchdog, error, launch.size or 1)
+            _fail(running, watchdog, error)
         _end_well(running, watchdog)
         raise
     _end_well(running, watchdog)
+
+
+def enter_ranks() -> RankLaunch:
+    """`ranks()` for a program that has no `with` around its work: the launch ends with the program, or with what it does not catch."""
+    if _entered:
+        return _entered[0]
+    context = ranks()
+    launch = context.__enter__()
+    _entered.append(launch)
+    plain_hook = sys.excepthook
+
+    def leave() -> None:
+        context.__exit__(None, None, None)
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        atexit.unregister(leave)
+        try:
+            context.__exit__(kind, error, trace)
+        except BaseException as told:
+            kind, error, trace = type(told), told, told.__traceback__
+        plain_hook(kind, error, trace)
+
+    atexit.register(leave)
+    sys.excepthook = hook
+    return launch
+
+
+_entered: list[RankLaunch] = []
 
 
 def _end_well(running: RankLaunch | None, watchdog: Watchdog) -> None:
@@ -132,8 +166,8 @@ def _close(running: RankLaunch) -> None:
         running.reduction.close()
 
 
-def _fail(watchdog: Watchdog, error: BaseException, size: int) -> None:
-    """Ends this process, or raises what the user should read; never returns."""
+def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) -> NoReturn:
+    """Ends this process, or raises what the user should read."""
     if os.environ.get("NUMBA_META_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     if isinstance(error, JoinError):  # the same on all ranks
@@ -142,12 +176,28 @@ def _fail(watchdog: Watchdog, error: BaseException, size: int) -> None:
             end_process(Ending(event, str(error), error.exit_status, speaks=False))
         raise error
     kind, reason, exit_status = describe_error(error)
+    if running is None:  # MPI could not start, mostly on all ranks alike: the first one's end takes the others along
+        time.sleep(_PATIENCE_SECONDS if watchdog.rank else 0)
+        raise error
+    if running.joined is None:  # there is no other way yet to tell the others
+        try:
+            join(running.world, lambda: _refuse(reason, exit_status))
+        except JoinError as refusal:
+            if refusal.speaker == watchdog.rank and str(refusal) == reason:
+                raise error from None
+            _fail(running, watchdog, refusal)
+        except RankError:  # it fails after its join, or in it
+            pass
     ending = watchdog.report(kind, reason, exit_status)
     if not ending.speaks:
         end_process(ending)
     if ending.event.rank == watchdog.rank or reason == ending.event.reason:
         raise error
     raise _Told(ending.message, ending.exit_status) from None
+
+
+def _refuse(reason: str, exit_status: int) -> JoinRequest:
+    raise _Told(reason, exit_status)
 
 
 class _Told(RankError):

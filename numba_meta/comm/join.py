@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from numba_meta.comm.cores import threads_of_rank
-from numba_meta.comm.errors import JoinError
+from numba_meta.comm.errors import JoinError, RankError
 from numba_meta.comm.host_memory import HostNeed
 from numba_meta.comm.record import (
     JoinRecord,
@@ -91,8 +91,8 @@ def join(
     Raises the same `JoinError` on every rank where `prepare` raised on one of them, where versions or facts differ, or where a rank was
     not heard from within `timeout` seconds (None: `join_timeout`); `release` then frees device memory first.
     """
-    if world.joined:
-        raise JoinError(f"rank {world.rank} ({world.host}) joins twice; expected one join for each launch (later ones: `agree`)")
+    if world.joined:  # this rank's own fault: the others do not know of it, so it is no JoinError
+        raise RankError(f"rank {world.rank} ({world.host}) joins twice; expected one join for each launch (later ones: `agree`)")
     return _meet(world, prepare, "join", join_timeout() if timeout is None else timeout, release)
 
 
@@ -101,7 +101,7 @@ def agree(
 ) -> Joined:
     """As `join`, for ranks that joined already: before another model is loaded, say. Waits as long as the ranks live unless told."""
     if not world.joined:
-        raise JoinError(f"rank {world.rank} ({world.host}) would agree before it joined; call `join` first")
+        raise RankError(f"rank {world.rank} ({world.host}) would agree before it joined; call `join` first")
     return _meet(world, prepare, "agree", timeout, release)
 
 

@@ -114,13 +114,16 @@ class Watchdog:
                 if handler is not None:  # None: one that was not set from Python
                     signal.signal(number, handler)  # type: ignore[arg-type]
             self._old_handlers.clear()
-        for peer in self._peers.values():
-            peer.socket.close()
+        for each in (*(peer.socket for peer in self._peers.values()), self._wake, self._woken):
+            each.close()
 
     # ---- the thread --------------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        selector = selectors.DefaultSelector()
+        with selectors.DefaultSelector() as selector:
+            self._watch(selector)
+
+    def _watch(self, selector: selectors.BaseSelector) -> None:
         selector.register(self._woken, selectors.EVENT_READ, None)
         watched: set[int] = set()
         last_beat = last_turn = time.monotonic()

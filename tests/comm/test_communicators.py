@@ -39,13 +39,23 @@ def test_what_one_rank_lacks_is_not_built_anywhere():
     assert names(outcomes) == {("mpi",)} and not warnings and not lacking.prepared
 
 
+def spoil_large(rank, x):
+    if rank == 1 and x.size > 1000:
+        x[-1] = 7
+
+
+def spoil_one(rank, x):
+    if rank == 0 and x.size == 1:
+        x[0] = np.nan
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         (FakeFactory("nccl", prepare_fails=(1,)), "nccl: rank 1: no memory left"),
         (FakeFactory("nccl", build_fails=(2,)), "nccl: rank 2: OSError: device is busy"),
-        (FakeFactory("nccl", spoil=lambda rank, x: x.__setitem__(-1, 7) if rank == 1 and x.size > 1000 else None), "nccl: rank 1: a probe of 40001"),
-        (FakeFactory("nccl", spoil=lambda rank, x: x.__setitem__(0, np.nan) if rank == 0 and x.size == 1 else None), "nccl: rank 0: a probe of 1 "),
+        (FakeFactory("nccl", spoil=spoil_large), "nccl: rank 1: a probe of 40001"),
+        (FakeFactory("nccl", spoil=spoil_one), "nccl: rank 0: a probe of 1 "),
     ],
 )
 def test_a_failure_on_one_rank_sends_all_to_the_next_best(bad, message):
@@ -62,7 +72,7 @@ def test_nothing_is_left():
     outcomes, warnings = run(2, bad)
     (message,) = {str(outcome.error) for outcome in outcomes}
     assert all(isinstance(outcome.error, JoinError) for outcome in outcomes) and not warnings
-    assert "no communicator works on all ranks (nccl: rank 0: OSError: device is busy; mpi: rank 0: a probe of 1 elements gives -1" in message
+    assert message.startswith("no communicator works on all ranks (nccl: rank 0: OSError: device is busy; mpi: rank 0: a probe of 1 elements")
 
 
 def test_one_that_declines_sizes_has_another_behind_it():

@@ -63,6 +63,8 @@ def test_a_forced_communicator_that_cannot_be(name, tmp_path):
         ("refusal", "cuda:0 is missing; expected a GPU", 4),
         ("refusal_of_all", "numba-meta: no file named model.gguf", 2),
         ("joins_twice", "joins twice", 2),
+        ("raises_before_joining", "): --ctx-size -1 is below 1", 2),
+        ("raises_before_joining_on_all", "numba-meta: --ctx-size -1 is below 1", 3),
         ("raises", "cuda:1 fell off the bus", 2),
         ("raises", "cuda:1 fell off the bus", 3),
         ("raises_on_all", "numba-meta: no such sampler: lottery", 3),
@@ -83,8 +85,11 @@ def test_a_rank_that_sleeps_is_named(scenario, tmp_path):
     check_failed(ended, 3, "never heard from rank 1 of 3 within 3 s", soon=SOON + 20)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    ("scenario", "killed"), [("loop", 1), pytest.param("loop", 0, marks=pytest.mark.slow), pytest.param("loop_in_python", 1, marks=pytest.mark.slow)]
+    ("scenario", "killed"), [("loop", 1), pytest.param("loop", 0, marks=SLOW), pytest.param("loop_in_python", 1, marks=SLOW)]
 )
 def test_a_killed_rank_is_named(scenario, killed, tmp_path):
     launch = Launch(2, tmp_path, scenario, str(tmp_path))
@@ -136,5 +141,6 @@ def test_mpi4py_that_is_missing(tmp_path, monkeypatch):
         return __import__(name)
 
     monkeypatch.setattr(mpi_world.importlib, "import_module", no_library)
-    with pytest.raises(RankError, match=r"but mpi4py finds no MPI \(cannot load MPI library libmpi.so not found\); install numba-meta\[mpi\]"):
+    text = r"but mpi4py finds no MPI \(cannot load MPI library libmpi.so not found\); install numba-meta\[mpi\]"
+    with pytest.raises(RankError, match=text):
         mpi_world.import_mpi(found)

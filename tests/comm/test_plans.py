@@ -78,7 +78,8 @@ def test_tree_of_nothing():
 
 # ---- host memory and threads -----------------------------------------------------------------------------------------------------------
 
-needs = st.lists(st.builds(HostNeed, st.sampled_from("abc"), st.integers(0, 1 << 40), st.none() | st.integers(0, 1 << 41)), min_size=1, max_size=9)
+need = st.builds(HostNeed, st.sampled_from("abc"), st.integers(0, 1 << 40), st.none() | st.integers(0, 1 << 41))
+needs = st.lists(need, min_size=1, max_size=9)
 
 
 @given(needs)
@@ -96,7 +97,8 @@ def test_what_is_granted_never_exceeds_a_host(all_needs):
 def test_each_alone_would_fit_and_together_they_do_not():
     all_needs = [HostNeed("a", 6, 10), HostNeed("b", 9, 10), HostNeed("a", 6, 9)]
     hosts = add_up_host_memory(all_needs)
-    assert [(h.host, h.ranks, h.needed_bytes, h.available_bytes, h.fits) for h in hosts] == [("a", (0, 2), 12, 9, False), ("b", (1,), 9, 10, True)]
+    seen = [(h.host, h.ranks, h.needed_bytes, h.available_bytes, h.fits) for h in hosts]
+    assert seen == [("a", (0, 2), 12, 9, False), ("b", (1,), 9, 10, True)]
     assert grant_host_memory(all_needs) == (4, 9, 4)
 
 

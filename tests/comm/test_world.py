@@ -26,8 +26,14 @@ def test_a_process_alone_hears_itself():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda w: w.exchange(b"abc"[: 2 + w.rank // 2], "cuts"), "rank 2 is in exchange 0 (cuts) of 3 bytes while rank 0 is in exchange 0 (cuts) of 2"),
-        (lambda w: w.exchange(b"", "cuts" if w.rank else "join"), "rank 1 is in exchange 0 (cuts) of 0 bytes while rank 0 is in exchange 0 (join)"),
+        (
+            lambda w: w.exchange(b"abc"[: 2 + w.rank // 2], "cuts"),
+            "rank 2 is in exchange 0 (cuts) of 3 bytes while rank 0 is in exchange 0 (cuts) of 2",
+        ),
+        (
+            lambda w: w.exchange(b"", "cuts" if w.rank else "join"),
+            "rank 1 is in exchange 0 (cuts) of 0 bytes while rank 0 is in exchange 0 (join)",
+        ),
     ],
 )
 def test_every_rank_names_the_call_that_differs(call, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,14 @@ def llama(paths: dict[str, Path]) -> Iterator[Model]:
 
 
 def wanted_logits(path: Path, tokens: list[int], n_last: int, edits: tuple[Edit, ...]) -> Any:
+    return _edited_logits(path, tuple(tokens), edits)[-n_last:]
+
+
+@cache
+def _edited_logits(path: Path, tokens: tuple[int, ...], edits: tuple[Edit, ...]) -> Any:
+    """The same for every place of a cache."""
     plain = ReferenceModel.read(path)
-    model = EditedModel(**{f.name: getattr(plain, f.name) for f in fields(plain)}, edits=edits)
-    return model.logits(tokens)[-n_last:]
+    return EditedModel(**{f.name: getattr(plain, f.name) for f in fields(plain)}, edits=edits).logits(tokens)
 
 
 # ---- rotation --------------------------------------------------------------------------------------------------------------------------

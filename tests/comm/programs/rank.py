@@ -128,6 +128,17 @@ def joins_twice(launch: RankLaunch) -> None:
     join_world(launch.world, JoinRequest)
 
 
+def raises_before_joining(launch: RankLaunch) -> None:
+    if own_rank == 1:
+        raise UsageError("--ctx-size -1 is below 1")
+    time.sleep(0.5)
+    join(launch)
+
+
+def raises_before_joining_on_all(launch: RankLaunch) -> None:
+    raise UsageError("--ctx-size -1 is below 1")
+
+
 def main() -> int:
     if scenario == "never_starts" and own_rank == 1:
         time.sleep(60)

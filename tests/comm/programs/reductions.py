@@ -128,7 +128,8 @@ with ranks() as launch:
             for in_place in (False, True):
                 reduce_compiled(communicator.table, world, rows, n, gap, in_place, live)
                 checked += 1
-    for widths in ([5] * world.size, [0] * (world.size - 1) + [33], list(range(world.size)), [1000 + rank for rank in range(world.size)], [0] * world.size):
+    size = world.size
+    for widths in ([5] * size, [0] * (size - 1) + [33], list(range(size)), [1000 + rank for rank in range(size)], [0] * size):
         for rows, gap in ((1, 0), (1, 4), (3, 0), (4, 4), (0, 2)):
             gather_compiled(communicators[0].table, world, rows, widths, gap)
             checked += 1
