@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from synthetic import write_model  # noqa: E402
 
 import numba_meta as nm  # noqa: E402
-from numba_meta.models.context import Capacity  # noqa: E402
 from numba_meta.models.model import Model  # noqa: E402
+from numba_meta.models.recordings import Capacity  # noqa: E402
 from numba_meta.schedule.bound import step_bound_devices  # noqa: E402
 from numba_meta.schedule.lower import Call  # noqa: E402
 from numba_meta.schedule.trace import Mark, StepTrace  # noqa: E402

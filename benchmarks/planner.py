@@ -25,7 +25,8 @@ import numba_meta as nm
 from numba_meta.cli.terminal import table
 from numba_meta.models.config import read_config
 from numba_meta.models.gguf import read_gguf
-from numba_meta.models.load import LoadOptions, available_cores, tensor_facts
+from numba_meta.models.load import tensor_facts
+from numba_meta.models.load_plan import LoadOptions, available_cores
 from numba_meta.models.planner import ModelForecast, plan_transport_of_model
 from numba_meta.models.pull import resolve_model
 from numba_meta.schedule.calibrate import measure_speeds

@@ -35,7 +35,8 @@ from numba_meta.errors import (
 )
 
 if TYPE_CHECKING:
-    from numba_meta.models.model import Model, load
+    from numba_meta.models.load import load
+    from numba_meta.models.model import Model
 
 __version__ = "0.1.0"
 
@@ -54,7 +55,7 @@ __all__ = [
     "load",
 ]
 
-_LAZY = {"Model": "numba_meta.models.model", "load": "numba_meta.models.model"}
+_LAZY = {"Model": "numba_meta.models.model", "load": "numba_meta.models.load"}
 
 
 def __getattr__(name: str) -> Any:

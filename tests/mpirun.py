@@ -77,8 +77,9 @@ class Launch:
             os.killpg(self.process.pid, signal.SIGKILL)
             stdout, stderr = self.process.communicate()
         spent = time.monotonic() - self.since
+        left = self._left()
         statuses = {rank: int(file.read_text()) for rank in range(self.n) if (file := self.folder / f"status.{rank}").exists()}
-        return Ended(self.process.returncode, statuses, stdout, stderr, spent, self._left())
+        return Ended(self.process.returncode, statuses, stdout, stderr, spent, left)
 
     def _left(self) -> list[int]:
         """Processes that live on, after a moment in which the system takes them away; they are killed."""

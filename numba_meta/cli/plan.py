@@ -71,8 +71,9 @@ def forecast_model(
     from numba_meta.devices.host_memory import available_bytes
     from numba_meta.models.config import read_config
     from numba_meta.models.gguf import read_gguf
-    from numba_meta.models.load import LoadOptions as Options
-    from numba_meta.models.load import available_cores, tensor_facts
+    from numba_meta.models.load import tensor_facts
+    from numba_meta.models.load_plan import LoadOptions as Options
+    from numba_meta.models.load_plan import available_cores
     from numba_meta.models.planner import plan_transport_of_model
     from numba_meta.models.pull import resolve_model
 

@@ -41,7 +41,7 @@ def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress)
 
 
 def load_arguments(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
-    """The arguments of `numba_meta.load` (the fields of `models.load.LoadOptions`) that `load` sets."""
+    """The arguments of `numba_meta.load` (the fields of `models.load_plan.LoadOptions`) that `load` sets."""
     host_cache = {name: getattr(load, name) for name in HOST_CACHE_ARGUMENTS if getattr(load, name) is not None}
     if host_cache and not load.no_kv_offload:
         option = next(iter(host_cache)).replace("_", "-")

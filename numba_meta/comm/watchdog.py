@@ -23,7 +23,8 @@ from numba_meta.comm.mesh import Peer
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0  # 30 heartbeats missed
 GATHER_SECONDS = 0.2  # after the first event: others that happened with it, one of which may be the cause
-SPEAKER_SECONDS = 0.3  # by which the speaker goes before those who end in silence
+SIGNAL_SECONDS = 0.05  # the same after SIGTERM: Open MPI's launcher sends SIGKILL a quarter of a second later
+SPEAKER_SECONDS = 0.1  # by which the speaker goes before those who end in silence
 UNWIND_SECONDS = 1.0  # for the main thread to end by itself after Ctrl-C or its own error
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -165,6 +166,9 @@ class Watchdog:
                 if number == signal.SIGINT:
                     self._unwind_until = time.monotonic() + GATHER_SECONDS + UNWIND_SECONDS
                 self._add(Event("signal", self.rank, self.host, reason, 128 + number))
+                if number != signal.SIGINT:
+                    self._decide_at = min(self._decide_at, time.monotonic() + SIGNAL_SECONDS)
+                    self._unwind_until = 0.0
 
     def _hear(self, peer: Peer) -> bool:
         messages, alive = peer.receive()
@@ -212,10 +216,7 @@ class Watchdog:
 
 
 def end_process(ending: Ending) -> None:
-    """Ends this process at once. The speaker goes first: a launcher that sees a rank fail ends the others too.
-
-    After a signal nobody waits: launchers send SIGKILL soon after SIGTERM.
-    """
+    """Ends this process at once. The speaker goes first: a launcher that sees a rank fail ends the others too."""
     if ending.speaks:
         say(ending.message)
         flush()

@@ -5,111 +5,32 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
-import numpy.typing as npt
-
-from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuStep, CpuStream
 from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import DType
-from numba_meta.errors import NumbaMetaError, NumbaMetaWarning, OutOfMemoryError, UsageError
+from numba_meta.errors import NumbaMetaError, NumbaMetaWarning, UsageError
 from numba_meta.graph import Graph
-from numba_meta.memory.placement import round_up
-from numba_meta.memory.workspace import Workspace
 from numba_meta.models.builder import BatchShape
 from numba_meta.models.cache_memory import CacheMemory
 from numba_meta.models.cache_operations import CacheOperations, find_cache_layers
 from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
-from numba_meta.models.transport import Transport
+from numba_meta.models.recordings import SMALL_ROWS, Capacity, Logits, Recorder, Recording
+from numba_meta.models.transport import HostCacheOptions, Transport
 from numba_meta.models.weights import WeightPlan
 from numba_meta.models.windows import Window, WindowLayout, choose_window_shape, full_window, tight_window_shape
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.infer import SplitGraph, infer_splits
-from numba_meta.schedule.plan import StepPlan, plan_step
-from numba_meta.schedule.record import Binder, InputBlock
+from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.trace import StepTrace
 from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.policy import CutPlan
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Role, Tensor
 
-SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and sequences may share one
-Logits = npt.NDArray[np.float32]
 _Planned = tuple[SplitGraph, dict[bool, WindowShape]]
 _NOTHING = Window((0,), 0)
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What a recording can take in one step."""
-
-    n_rows: int
-    n_outputs: int
-
-
-@dataclass(frozen=True)
-class HostCacheOptions:
-    """A cache in host memory: which first layers stay on the devices all the same, whether memory is pinned, how deliveries travel."""
-
-    n_device_layers: int = 0
-    pinned: bool = True
-    transport: TransportOptions = TransportOptions()
-
-
-class Recording:
-    """A step that is bound to memory: valid while its workspace and the ring have the generations that it was made for."""
-
-    def __init__(
-        self,
-        plan: StepPlan,
-        binder: Binder,
-        step: CpuStep,
-        inputs: dict[str, np.ndarray],
-        logits: Logits,
-        workspace: Workspace[CpuBuffer],
-        transport: Transport,
-        windows: Mapping[bool, WindowShape],
-        input_copies: MetaBuffer,
-    ) -> None:
-        self.plan = plan
-        self._input_copies = input_copies
-        self.windows = windows
-        self._step = step
-        self._binder = binder  # keeps the constants that the step reads
-        self._inputs = inputs
-        self._logits = logits
-        self._workspace, self._transport = workspace, transport
-        self._generations = (workspace.generation, transport.generation)
-        self.delivered = {n.params["layer"]: n.sources[1].name != "streams" for n in plan.split.graph.nodes if n.op == "deliver"}
-
-    @property
-    def is_valid(self) -> bool:
-        return self._generations == (self._workspace.generation, self._transport.generation)
-
-    @property
-    def is_too_large(self) -> bool:
-        return self.plan.transport is not None and self.plan.transport.is_too_large
-
-    def release(self) -> None:
-        """Gives back the memory that only this recording uses; it must not run again."""
-        self._input_copies.free()
-
-    def run(self, values: Mapping[str, Sequence[int]], note_times: Callable[[tuple[StreamTimes, ...]], None] | None = None) -> Logits:
-        """Logits `[outputs, n_vocab]`, a view that the next step overwrites. `values` are the live parts of the inputs, by name.
-
-        `note_times` is told when each stream was at which call.
-        """
-        for name, memory in self._inputs.items():
-            live = values[name]
-            memory[: len(live)] = live
-        if note_times is None:
-            self._step.run()
-        else:
-            note_times(self._step.run_noting_times())
-        return self._logits[: len(values["output_rows"])]
 
 
 class Context:
@@ -133,7 +54,6 @@ class Context:
         self._cuts = cuts
         self.weight_plan, self._weights = weights
         self._cache_types = cache_types
-        self._exact = exact
         self.device = device
         self.shape = shape
         self.ubatch_size = ubatch_size
@@ -141,11 +61,6 @@ class Context:
         self._recordings: dict[Capacity, Recording] = {}
         self._closed = False
         self.traces: deque[StepTrace] | None = None  # of the steps to come; None: nothing is noted
-        self._meetings = np.zeros(8, np.int64)
-        self._streams = device.compute_streams()
-        self._transfer_streams: dict[int, CpuStream] = {}
-        self._small_workspaces: dict[Capacity, Workspace[CpuBuffer]] = {}
-        self._large_workspace = self._new_workspace()
         self._host_cache = host_cache
         is_pinned = host_cache is not None and host_cache.pinned and all(d.spec.can_pin for d in device.devices)
         if host_cache is not None and host_cache.pinned and not is_pinned:
@@ -153,6 +68,7 @@ class Context:
             told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
             warnings.warn(told, NumbaMetaWarning, stacklevel=2)
         self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned)
+        self._recorder = Recorder(device, self.transport, self._persistent_address, exact)
         kinds = (False, True) if shape.n_window_cells else (False,)
         self._layouts = {local: WindowLayout(self.cells, local) for local in kinds} if host_cache else {}
         graph = self._split(Capacity(1, 1), self._window_shapes({}, None)).graph
@@ -291,7 +207,7 @@ class Context:
         if known is None or not known.is_valid or known.windows != shapes:
             if known is not None:
                 self._recordings.pop(capacity).release()
-            known = self._recordings[capacity] = self._record(capacity, *self._with_room(capacity, windows, shapes))
+            known = self._recordings[capacity] = self._recorder.record(capacity, *self._with_room(capacity, windows, shapes))
         return known
 
     def _window_shapes(self, windows: Mapping[bool, Window], known: Recording | None) -> dict[bool, WindowShape]:
@@ -319,7 +235,7 @@ class Context:
         known = self._recordings.get(capacity)
         if known is not None and known.is_valid:
             return known.plan
-        return plan_step(self._split(capacity, self._window_shapes({}, None)), self.device.n_threads, self._exact, ALIGNMENT)
+        return self._recorder.plan(self._split(capacity, self._window_shapes({}, None)))
 
     def _split(self, capacity: Capacity, windows: Mapping[bool, WindowShape]) -> SplitGraph:
         shape = self.shape
@@ -346,62 +262,6 @@ class Context:
             return state
         return MIRRORED
 
-    def _record(self, capacity: Capacity, split: SplitGraph, windows: Mapping[bool, WindowShape]) -> Recording:
-        """Plans and binds a step. Where it does not fit beside the ring, the ring is given up and it is planned once more."""
-        transport = self.transport.prepare(split)
-        plan = plan_step(split, self.device.n_threads, self._exact, ALIGNMENT, transport, self.transport.links)
-        workspace = self._workspace_for(capacity)
-        try:
-            if not workspace.fits(plan.workspace):
-                workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
-            block, host, copies = self._input_block(plan)
-        except OutOfMemoryError:
-            if not self.transport.give_up():
-                raise
-            return self._record(capacity, split, windows)
-        bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
-        binder = Binder(plan, bases, block, self._persistent_address, self.transport.ring_addresses)
-        staged = [j for j, d in enumerate(plan.devices) if d.transfer_calls]
-        if not self.transport.ring_addresses:  # nor is a recording valid that had one
-            for stream in self._transfer_streams.values():
-                stream.close()
-            self._transfer_streams.clear()
-        for j in staged:
-            if j not in self._transfer_streams:
-                self._transfer_streams[j] = self.device.devices[j].stream("transfer", n_threads=1)
-        step = binder.record(self._streams, {j: self._transfer_streams[j] for j in staged}, self._meetings)
-        output = plan.devices[0].graph.graph.outputs[0]
-        offset = binder.address(0, output) - bases[0]
-        first = workspace.buffers[0]
-        assert first is not None
-        logits = first.data[offset : offset + output.n_bytes].view(np.float32).reshape(output.shape[1], output.shape[0])
-        return Recording(plan, binder, step, host, logits, workspace, self.transport, windows, copies)
-
-    def _workspace_for(self, capacity: Capacity) -> Workspace[CpuBuffer]:
-        """Small steps keep memory of their own for good; large ones share one that may grow."""
-        if capacity.n_rows > SMALL_ROWS:
-            return self._large_workspace
-        return self._small_workspaces.setdefault(capacity, self._new_workspace())
-
-    def _new_workspace(self) -> Workspace[CpuBuffer]:
-        devices = self.device.devices
-        return Workspace(self.device.names, lambda j, n: devices[j].allocate(n, "the workspace"), lambda _, buffer: buffer.free())
-
-    def _input_block(self, plan: StepPlan) -> tuple[InputBlock, dict[str, np.ndarray], MetaBuffer]:
-        """The inputs of a step as the host writes them, and memory for each device's copy."""
-        offsets, end = {}, 0
-        leaves = [leaf for leaf in plan.split.graph.leaves if leaf.role is Role.INPUT]
-        for leaf in leaves:
-            offsets[leaf.name] = end
-            end = round_up(end + leaf.n_bytes, 8)
-        host = np.zeros(end // 8 + 1, np.int64).view(np.uint8)
-        copies = self.device.allocate([end] * len(self.device), "inputs")
-        types = {4: np.int32, 8: np.int64}
-        views = {
-            leaf.name: host[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes].view(types[leaf.dtype.block_bytes]) for leaf in leaves
-        }
-        return InputBlock(host.ctypes.data, copies.addresses, end, offsets), views, copies
-
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 
     def _persistent_address(self, device: int, tensor: Tensor) -> int:
@@ -412,8 +272,7 @@ class Context:
 
     def workspace_bytes(self, device: int) -> dict[str, int]:
         """Bytes of the workspaces that exist so far, by kind of step."""
-        kinds = {"decode" if c.n_rows == 1 else "batch": w for c, w in self._small_workspaces.items()} | {"prompt": self._large_workspace}
-        return {kind: workspace.n_bytes[device] for kind, workspace in kinds.items() if workspace.n_bytes[device]}
+        return self._recorder.workspace_bytes(device)
 
     @property
     def collectives_per_step(self) -> int:

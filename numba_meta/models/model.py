@@ -1,12 +1,11 @@
-"""`nm.load` and `Model`: text and ids in, text, ids and logits out."""
+"""`Model`: text and ids in, text, ids and logits out."""
 
 from __future__ import annotations
 
 import math
-import operator
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -17,16 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.errors import ContextFullError, ModelFileError, NumbaMetaError, UsageError
+from numba_meta.models.arguments import sampling_options, stop_texts, token_ids, until_stop
 from numba_meta.models.cache import Cache
 from numba_meta.models.cache_operations import choose_shift
 from numba_meta.models.chat import ChatTemplate
-from numba_meta.models.config import ModelConfig, read_config
-from numba_meta.models.context import SMALL_ROWS, Capacity, Context
-from numba_meta.models.gguf import GGUFFile, read_gguf
-from numba_meta.models.load import LoadOptions, LoadPlan, Progress, load_context
+from numba_meta.models.config import ModelConfig
+from numba_meta.models.context import Context
+from numba_meta.models.gguf import GGUFFile
+from numba_meta.models.load_plan import LoadOptions, LoadPlan
 from numba_meta.models.plan import DeviceFacts, ModelPlan
-from numba_meta.models.pull import resolve_model
-from numba_meta.models.sampling import Sampler, SamplingOptions
+from numba_meta.models.recordings import SMALL_ROWS, Capacity
+from numba_meta.models.sampling import Sampler
 from numba_meta.models.state_file import ModelIdentity, identify_model, load_state, save_state
 from numba_meta.models.timelines import Timelines
 from numba_meta.models.timings import Timings
@@ -36,75 +36,6 @@ from numba_meta.split.policy import describe_cuts
 
 Logits = npt.NDArray[np.float32]
 _LOGIT_ROWS = 64  # rows of a step whose logits are all wanted: bounds their memory
-
-
-def load(
-    name_or_path: str | Path,
-    devices: str | Sequence[str] = "cpu:0",
-    tensor_split: str | Sequence[float] | None = None,
-    cache_type_k: str | None = None,
-    cache_type_v: str | None = None,
-    ctx_size: int | None = None,
-    ubatch_size: int = 512,
-    kv_unified: bool = True,
-    parallel: int = 1,
-    exact: bool = False,
-    threads: int | None = None,
-    kv: str = "device",
-    kv_pipeline_depth: int = 1,
-    kv_pipeline_budget: int = 128,
-    kv_pipeline_headroom: int = 512,
-    kv_ring_by_share: bool = True,
-    kv_gpu_layers: int = 0,
-    kv_cpu_pinned: bool = True,
-    deterministic: bool = False,
-    progress: Progress | None = None,
-) -> Model:
-    """Loads a GGUF model over devices. A known name (`smollm2`, `gemma3`) is pulled first where it is missing.
-
-    devices: `cpu:0`, or several: `cpu:0,cpu:0?mem=2G`; tensor_split: their proportions; None: equal.
-    cache_type_k, cache_type_v: f32, f16, bf16, q8_0 or q4_0; None: f16, or f32 with `exact`.
-    ctx_size: tokens over all sequences; None: the model's. ubatch_size: tokens of a prompt that are computed in one step.
-    parallel: sequences at once; kv_unified: they share all cells, else each has its part.
-    exact: float32 activations. threads: over all devices; None: the cores that this process may use.
-    kv: where the cache lies, `device` or `host`; from the host it is delivered layer by layer.
-    kv_gpu_layers: first layers whose cache stays on the devices all the same. kv_cpu_pinned: pinned memory; else deliveries are ordered.
-    kv_pipeline_depth: deliveries go so many splits ahead, 0: in order, through a ring of at most kv_pipeline_budget MiB a device (0: no
-    cap) that leaves kv_pipeline_headroom MiB free; kv_ring_by_share=False: every device holds whole slots.
-    deterministic: no sum crosses devices: any number of devices and any batch give the same bits, at the price of more gathers.
-    progress(what, done, total): told about long work.
-
-    Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError` where a device has no room.
-    """
-    options = LoadOptions(
-        devices,
-        tensor_split,
-        cache_type_k,
-        cache_type_v,
-        ctx_size,
-        ubatch_size,
-        kv_unified,
-        parallel,
-        exact,
-        threads,
-        kv,
-        kv_pipeline_depth,
-        kv_pipeline_budget,
-        kv_pipeline_headroom,
-        kv_ring_by_share,
-        kv_gpu_layers,
-        kv_cpu_pinned,
-        deterministic,
-    )
-    path = resolve_model(str(name_or_path), progress)
-    file = read_gguf(path)
-    try:
-        config = read_config(file)
-        context, plan = load_context(file, config, options, progress)
-    except BaseException:
-        file.close()
-        raise
-    return Model(file, config, options, plan, context)
 
 
 class Model:
@@ -173,11 +104,11 @@ class Model:
         `sampling`: temperature, top_k, top_p, min_p, repetition_penalty, repetition_last_n, seed. `reuse_prefix` keeps what the cache
         already holds of the prompt (a conversation that grows).
         """
-        stops = _stop_texts(stop)
+        stops = stop_texts(stop)
         ids = self._prompt_ids(prompt)
         stream = StreamDetokenizer(self.tokenizer, at_start=not ids)
         tokens = self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep))
-        return _until_stop(self._pieces(tokens, stream), stops)
+        return until_stop(self._pieces(tokens, stream), stops)
 
     def _pieces(self, tokens: Iterator[int], stream: StreamDetokenizer) -> Iterator[str]:
         for token in tokens:
@@ -221,10 +152,10 @@ class Model:
         from numba_meta.models.many import generate_many
 
         all_ids = [self._prompt_ids(prompt) for prompt in prompts]
-        options = _sampling_options(sampling)
+        options = sampling_options(sampling)
         for ids in all_ids:
             self._check_room(ids, max_tokens)
-        stops, ends = _stop_texts(stop), self._ends(ignore_eos)
+        stops, ends = stop_texts(stop), self._ends(ignore_eos)
 
         def is_over(generated: Sequence[int]) -> bool:
             return bool(stops) and any(text in self.detokenize(generated) for text in stops)
@@ -246,7 +177,7 @@ class Model:
     ) -> Iterator[int]:
         """Ids one by one. The last one is not fed back: nobody reads what would follow. `kept_on_shift` None: no shift."""
         self._check_open()
-        sampler, ends = Sampler(_sampling_options(sampling)), self._ends(ignore_eos)
+        sampler, ends = Sampler(sampling_options(sampling)), self._ends(ignore_eos)
         self._check_room(ids, max_tokens)
         begin = time.perf_counter()
         recent = list(ids)
@@ -460,7 +391,7 @@ class Model:
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         self._check_open()
-        ids = self.tokenize(prompt, parse_special=False) if isinstance(prompt, str) else _ids(prompt)
+        ids = self.tokenize(prompt, parse_special=False) if isinstance(prompt, str) else token_ids(prompt)
         n_vocab = self.config.shape.n_vocab
         wrong = next((i for i in ids if not 0 <= i < n_vocab), None)
         if wrong is not None:
@@ -508,51 +439,3 @@ class Model:
             cells.truncate(0, 0)
         self._uses += 1
         return n
-
-
-def _ids(prompt: Sequence[int]) -> list[int]:
-    """Token ids as plain integers; numpy's are welcome, text as bytes and fractions are not."""
-    try:
-        if isinstance(prompt, (bytes, bytearray)):
-            raise TypeError
-        return [operator.index(i) for i in prompt]
-    except TypeError:
-        raise UsageError(f"the prompt is {type(prompt).__name__} {str(prompt)[:40]!r}; expected text or a sequence of token ids") from None
-
-
-def _sampling_options(sampling: dict[str, Any]) -> SamplingOptions:
-    try:
-        return SamplingOptions(**sampling)
-    except TypeError:
-        known = SamplingOptions.__dataclass_fields__
-        wrong = ", ".join(name for name in sampling if name not in known)
-        raise UsageError(f"unknown sampling options {wrong}; known are {', '.join(known)}") from None
-
-
-def _stop_texts(stop: str | Sequence[str]) -> list[str]:
-    stops: list[Any] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
-    wrong = next((text for text in stops if not isinstance(text, str) or not text), None)
-    if wrong is not None:
-        raise UsageError(f"a stop text is {wrong!r}; expected a text of at least one character")
-    return stops
-
-
-def _until_stop(pieces: Iterator[str], stops: Sequence[str]) -> Iterator[str]:
-    """Passes text on, up to the first stop text; holds back what could be the beginning of one."""
-    held = ""
-    for piece in pieces:
-        held += piece
-        found = [held.find(stop) for stop in stops if stop in held]
-        if found:
-            if min(found):
-                yield held[: min(found)]
-            return
-        keep = max((n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
-        ready, held = held[: len(held) - keep], held[len(held) - keep :]
-        if ready:
-            yield ready
-    if held:
-        yield held
-
-
-__all__ = ["Model", "Timings", "load"]

@@ -15,7 +15,8 @@ from numba_meta.memory.placement import Placement
 from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.kv_cache import CacheShape, plan_cache
-from numba_meta.models.load import BUILDERS, LoadOptions, LoadPlan, plan_load
+from numba_meta.models.load import BUILDERS
+from numba_meta.models.load_plan import LoadOptions, LoadPlan, plan_load
 from numba_meta.models.transport import deliveries_of
 from numba_meta.models.weights import plan_weights
 from numba_meta.models.windows import Window, choose_window_shape, full_window

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numba_meta.devices.cpu import ALIGNMENT
@@ -18,6 +19,15 @@ from numba_meta.schedule.transport_plan import Change, DeviceFacts, TransportOpt
 from numba_meta.schedule.transport_slots import Delivery
 
 _TRACED_STEPS = 128  # whose times `stats` gives as a mean
+
+
+@dataclass(frozen=True)
+class HostCacheOptions:
+    """A cache in host memory: which first layers stay on the devices all the same, whether memory is pinned, how deliveries travel."""
+
+    n_device_layers: int = 0
+    pinned: bool = True
+    transport: TransportOptions = TransportOptions()
 
 
 def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool) -> list[Delivery]:

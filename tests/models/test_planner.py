@@ -14,7 +14,8 @@ import numba_meta as nm
 from numba_meta.errors import UsageError
 from numba_meta.models.config import ModelConfig, read_config
 from numba_meta.models.gguf import read_gguf
-from numba_meta.models.load import LoadOptions, tensor_facts
+from numba_meta.models.load import tensor_facts
+from numba_meta.models.load_plan import LoadOptions
 from numba_meta.models.planner import ModelForecast, default_contexts, plan_transport_of_model
 from numba_meta.schedule.predict import DeviceSpeeds, Needs
 from numba_meta.split.rules import TensorFacts

@@ -1,0 +1,169 @@
+"""Recordings of steps: a plan is bound to memory and streams, and then runs without Python (page "How a step runs")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuStep, CpuStream
+from numba_meta.devices.cpu_stream import StreamTimes
+from numba_meta.devices.meta import MetaBuffer, MetaDevice
+from numba_meta.errors import OutOfMemoryError
+from numba_meta.memory.placement import round_up
+from numba_meta.memory.workspace import Workspace
+from numba_meta.models.transport import Transport
+from numba_meta.ops.transport import WindowShape
+from numba_meta.schedule.infer import SplitGraph
+from numba_meta.schedule.plan import StepPlan, plan_step
+from numba_meta.schedule.record import Binder, InputBlock
+from numba_meta.tensor import Role, Tensor
+
+SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and sequences may share one
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a recording can take in one step."""
+
+    n_rows: int
+    n_outputs: int
+
+
+class Recording:
+    """A step that is bound to memory: valid while its workspace and the ring have the generations that it was made for."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        binder: Binder,
+        step: CpuStep,
+        inputs: dict[str, np.ndarray],
+        logits: Logits,
+        workspace: Workspace[CpuBuffer],
+        transport: Transport,
+        windows: Mapping[bool, WindowShape],
+        input_copies: MetaBuffer,
+    ) -> None:
+        self.plan = plan
+        self._input_copies = input_copies
+        self.windows = windows
+        self._step = step
+        self._binder = binder  # keeps the constants that the step reads
+        self._inputs = inputs
+        self._logits = logits
+        self._workspace, self._transport = workspace, transport
+        self._generations = (workspace.generation, transport.generation)
+        self.delivered = {n.params["layer"]: n.sources[1].name != "streams" for n in plan.split.graph.nodes if n.op == "deliver"}
+
+    @property
+    def is_valid(self) -> bool:
+        return self._generations == (self._workspace.generation, self._transport.generation)
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.plan.transport is not None and self.plan.transport.is_too_large
+
+    def release(self) -> None:
+        """Gives back the memory that only this recording uses; it must not run again."""
+        self._input_copies.free()
+
+    def run(self, values: Mapping[str, Sequence[int]], note_times: Callable[[tuple[StreamTimes, ...]], None] | None = None) -> Logits:
+        """Logits `[outputs, n_vocab]`, a view that the next step overwrites. `values` are the live parts of the inputs, by name.
+
+        `note_times` is told when each stream was at which call.
+        """
+        for name, memory in self._inputs.items():
+            live = values[name]
+            memory[: len(live)] = live
+        if note_times is None:
+            self._step.run()
+        else:
+            note_times(self._step.run_noting_times())
+        return self._logits[: len(values["output_rows"])]
+
+
+class Recorder:
+    """Makes recordings for the streams of a meta device, and holds the workspaces that they share.
+
+    `persistent(device, tensor)` says where weights and caches lie.
+    """
+
+    def __init__(self, device: MetaDevice, transport: Transport, persistent: Callable[[int, Tensor], int], exact: bool) -> None:
+        self._device = device
+        self._transport = transport
+        self._persistent = persistent
+        self._exact = exact
+        self._meetings = np.zeros(8, np.int64)
+        self._streams = device.compute_streams()
+        self._transfer_streams: dict[int, CpuStream] = {}
+        self._small_workspaces: dict[Capacity, Workspace[CpuBuffer]] = {}
+        self._large_workspace = self._new_workspace()
+
+    def plan(self, split: SplitGraph) -> StepPlan:
+        """The plan of a step without deliveries through a ring; nothing is allocated."""
+        return plan_step(split, self._device.n_threads, self._exact, ALIGNMENT)
+
+    def record(self, capacity: Capacity, split: SplitGraph, windows: Mapping[bool, WindowShape]) -> Recording:
+        """Plans and binds a step. Where it does not fit beside the ring, the ring is given up and it is planned once more."""
+        transport = self._transport.prepare(split)
+        plan = plan_step(split, self._device.n_threads, self._exact, ALIGNMENT, transport, self._transport.links)
+        workspace = self._workspace_for(capacity)
+        try:
+            if not workspace.fits(plan.workspace):
+                workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
+            block, host, copies = self._input_block(plan)
+        except OutOfMemoryError:
+            if not self._transport.give_up():
+                raise
+            return self.record(capacity, split, windows)
+        bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
+        binder = Binder(plan, bases, block, self._persistent, self._transport.ring_addresses)
+        staged = [j for j, d in enumerate(plan.devices) if d.transfer_calls]
+        if not self._transport.ring_addresses:  # nor is a recording valid that had one
+            for stream in self._transfer_streams.values():
+                stream.close()
+            self._transfer_streams.clear()
+        for j in staged:
+            if j not in self._transfer_streams:
+                self._transfer_streams[j] = self._device.devices[j].stream("transfer", n_threads=1)
+        step = binder.record(self._streams, {j: self._transfer_streams[j] for j in staged}, self._meetings)
+        output = plan.devices[0].graph.graph.outputs[0]
+        offset = binder.address(0, output) - bases[0]
+        first = workspace.buffers[0]
+        assert first is not None
+        logits = first.data[offset : offset + output.n_bytes].view(np.float32).reshape(output.shape[1], output.shape[0])
+        return Recording(plan, binder, step, host, logits, workspace, self._transport, windows, copies)
+
+    def _workspace_for(self, capacity: Capacity) -> Workspace[CpuBuffer]:
+        """Small steps keep memory of their own for good; large ones share one that may grow."""
+        if capacity.n_rows > SMALL_ROWS:
+            return self._large_workspace
+        return self._small_workspaces.setdefault(capacity, self._new_workspace())
+
+    def _new_workspace(self) -> Workspace[CpuBuffer]:
+        devices = self._device.devices
+        return Workspace(self._device.names, lambda j, n: devices[j].allocate(n, "the workspace"), lambda _, buffer: buffer.free())
+
+    def _input_block(self, plan: StepPlan) -> tuple[InputBlock, dict[str, np.ndarray], MetaBuffer]:
+        """The inputs of a step as the host writes them, and memory for each device's copy."""
+        offsets, end = {}, 0
+        leaves = [leaf for leaf in plan.split.graph.leaves if leaf.role is Role.INPUT]
+        for leaf in leaves:
+            offsets[leaf.name] = end
+            end = round_up(end + leaf.n_bytes, 8)
+        host = np.zeros(end // 8 + 1, np.int64).view(np.uint8)
+        copies = self._device.allocate([end] * len(self._device), "inputs")
+        types = {4: np.int32, 8: np.int64}
+        views = {
+            leaf.name: host[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes].view(types[leaf.dtype.block_bytes]) for leaf in leaves
+        }
+        return InputBlock(host.ctypes.data, copies.addresses, end, offsets), views, copies
+
+    def workspace_bytes(self, device: int) -> dict[str, int]:
+        """Bytes of the workspaces that exist so far, by kind of step."""
+        kinds = {"decode" if c.n_rows == 1 else "batch": w for c, w in self._small_workspaces.items()} | {"prompt": self._large_workspace}
+        return {kind: workspace.n_bytes[device] for kind, workspace in kinds.items() if workspace.n_bytes[device]}
