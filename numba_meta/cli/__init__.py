@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Whatever goes wrong ends in one line on standard error; `--debug` or NUMBA_META_DEBUG=1 adds the traceback.
     """
     state = State(debug=os.environ.get("NUMBA_META_DEBUG", "0") not in ("", "0"))
+    _open_closed_streams()
     _never_fail_to_encode()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
@@ -81,6 +82,13 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _open_closed_streams() -> None:
+    """A standard stream that was closed before the start reads and writes nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def _never_fail_to_encode() -> None:

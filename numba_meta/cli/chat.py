@@ -88,7 +88,8 @@ def _answer(model: Model, messages: list[Message], predict: int, generation: Gen
     """What the model said, and whether it was allowed to finish."""
     pieces: list[str] = []
     try:
-        for piece in model.generate(chat_prompt(model, messages), max_tokens=predict, **generation_arguments(generation)):
+        arguments = generation_arguments(generation)
+        for piece in model.generate(chat_prompt(model, messages), max_tokens=predict, reuse_prefix=True, **arguments):
             progress.clear()
             pieces.append(piece)
             sys.stdout.write(piece)

@@ -28,6 +28,10 @@ TEXT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 @click.argument("prompts", metavar="[PROMPT]...", nargs=-1)
 @click.option("-f", "--file", type=TEXT_FILE, metavar="PATH", help="Read the prompt from a file; - is standard input.")
 @click.option("-n", "--predict", type=click.IntRange(min=0), default=128, show_default=True, metavar="N", help="Tokens at most.")
+@click.option(
+    "--prompt-cache", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH",
+    help="Go on from the state in this file, if it is there, and leave the new state in it.",
+)
 @click.option("--chat", "as_chat", is_flag=True, help="Ask an instruct model: the prompt goes into its chat template.")
 @gathered("generation", GenerationOptions, *GENERATION_OPTIONS)
 @gathered("load", LoadOptions, *LOAD_OPTIONS, *SEQUENCE_OPTIONS)
@@ -37,6 +41,7 @@ def generate(
     prompts: tuple[str, ...],
     file: str | None,
     predict: int,
+    prompt_cache: Path | None,
     as_chat: bool,
     generation: GenerationOptions,
     load: LoadOptions,
@@ -55,6 +60,8 @@ def generate(
       echo "Once upon a time" | numba-meta generate model.gguf --file - --exact
     """
     texts = read_prompts(prompts, file)
+    if len(texts) > 1 and (prompt_cache is not None or generation.context_shift):
+        raise UsageError("--prompt-cache and --context-shift are for one prompt; give one")
     progress = Progress()
     with open_model(model, load, len(texts), progress) as loaded:
         progress.clear()
@@ -63,6 +70,10 @@ def generate(
                 say(line)
         inputs = [chat_prompt(loaded, [{"role": "user", "content": text}]) if as_chat else text for text in texts]
         arguments = generation_arguments(generation)
+        if prompt_cache is not None:
+            arguments["reuse_prefix"] = True
+            if prompt_cache.exists():
+                loaded.load_state(prompt_cache)
         with traced(loaded, verbose):
             if len(inputs) == 1:
                 for piece in loaded.generate(inputs[0], max_tokens=predict, **arguments):
@@ -72,11 +83,18 @@ def generate(
             else:
                 answers = loaded.generate_many(inputs, max_tokens=predict, **arguments)
                 progress.clear()
-                sys.stdout.write("\n---\n".join(loaded.detokenize(ids) for ids in answers))
+                sys.stdout.write("\n---\n".join(_until(loaded.detokenize(ids), generation.stop) for ids in answers))
         sys.stdout.write("\n")
         sys.stdout.flush()
+        if prompt_cache is not None:
+            loaded.save_state(prompt_cache)
         for line in after_generation(loaded, verbose):
             say(line)
+
+
+def _until(text: str, stops: tuple[str, ...]) -> str:
+    """A text up to the first stop text in it."""
+    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
 
 
 def read_prompts(prompts: tuple[str, ...], file: str | None) -> list[str]:

@@ -72,6 +72,7 @@ class LoadOptions:
     kv_unified: bool = True
     exact: bool = False
     threads: int | None = None
+    deterministic: bool = False
     no_kv_offload: bool = False
     kv_pipeline_depth: int | None = None
     kv_pipeline_budget: int | None = None
@@ -93,6 +94,8 @@ class GenerationOptions:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    context_shift: bool = False
+    keep: int = 0
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -144,6 +147,7 @@ LOAD_OPTIONS: tuple[Decorator, ...] = (
     click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys.  [default: f16, f32 with --exact]"),
     click.option("-ctv", "--cache-type-v", type=CACHE_TYPE, help="Type of the cached values.  [default: f16, f32 with --exact]"),
     *BATCH_OPTIONS,
+    click.option("--deterministic", is_flag=True, help="The same bits on any number of devices, for more exchanges between them."),
     *HOST_CACHE_OPTIONS,
 )  # fmt: skip
 SEQUENCE_OPTIONS: tuple[Decorator, ...] = (
@@ -168,6 +172,13 @@ GENERATION_OPTIONS: tuple[Decorator, ...] = (
     _number("-s", "--seed", least=0, help="The same seed gives the same text.  [default: another each time]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given again."),
     click.option("--ignore-eos", is_flag=True, help="Go on past the end that the model chooses."),
+    click.option(
+        "--context-shift/--no-context-shift", default=False,
+        help="When the context is full, forget the oldest half and go on (what was computed with it in sight stays).  [default: stop]",
+    ),
+    click.option(
+        "--keep", type=click.IntRange(min=-1), default=0, metavar="N", help="First tokens that a shift keeps; -1: the prompt.  [default: 0]"
+    ),
 )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ def load_arguments(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
         "kv_unified": load.kv_unified,
         "exact": load.exact,
         "threads": load.threads,
+        "deterministic": load.deterministic,
         "kv": "host" if load.no_kv_offload else "device",
         **{HOST_CACHE_ARGUMENTS[name]: _SWITCHES.get(value, value) for name, value in host_cache.items()},
     }
@@ -75,6 +76,7 @@ def generation_arguments(options: GenerationOptions) -> dict[str, Any]:
         "temperature": options.temperature,
         "stop": options.stop,
         "ignore_eos": options.ignore_eos,
+        **({"context_shift": True, "keep": options.keep} if options.context_shift else {}),
         **{name: value for name, value in chosen.items() if value is not None},
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import combinations
+from typing import Any
 
 import pytest
 from transport.pairwise import all_pairs
@@ -28,7 +29,13 @@ def test_the_sample_covers_every_pair() -> None:
     assert sum("pipelined" in way.expected_paths for _, way in SAMPLE) > len(SAMPLE) / 2
 
 
-@pytest.mark.parametrize(("configuration", "way"), SAMPLE, ids=name_of)
+def rows() -> list[Any]:
+    """Those for a ring first; the others are slow tests."""
+    slow = {True: (), False: (pytest.mark.slow,)}
+    return [pytest.param(configuration, way, marks=slow["pipelined" in way.expected_paths]) for configuration, way in SAMPLE]
+
+
+@pytest.mark.parametrize(("configuration", "way"), rows(), ids=name_of)
 def test_every_way_gives_the_bits_of_a_cache_on_the_devices(configuration: Configuration, way: Way, gate: Gate) -> None:
     wanted = gate.reference(configuration)
     got = gate.deliver(configuration, way)

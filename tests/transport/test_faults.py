@@ -52,7 +52,11 @@ def wanted(tiny_models: dict[str, Path]) -> dict[Configuration, Played]:
 
 @pytest.mark.parametrize(
     ("fault", "configuration", "depth"),
-    [(fault, configuration, depth) for fault, configuration, depths in FAULTS for depth in depths],
+    [
+        pytest.param(fault, configuration, depth, marks=() if depth == depths[-1] else (pytest.mark.slow,))
+        for fault, configuration, depths in FAULTS
+        for depth in depths
+    ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_fault_is_seen(

@@ -45,9 +45,9 @@ def simple_bytes(slot: int, n_heads: int, n_cells_full: int = 2048) -> int:
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
-@pytest.mark.parametrize("depth", (1, 2, 4))
 @pytest.mark.parametrize(
-    ("tensor_split", "heads"), [("1", (4,)), ("1,1", (2, 2)), ("70,30", (3, 1)), ("1,0", (4, 0)), ("10,60,5,25", (0, 3, 0, 1))]
+    ("tensor_split", "heads", "depth"),
+    [("1", (4,), 1), ("1", (4,), 4), ("1,1", (2, 2), 1), ("70,30", (3, 1), 2), ("1,0", (4, 0), 1), ("10,60,5,25", (0, 3, 0, 1), 1)],
 )
 def test_a_ring_takes_what_the_formula_says(tensor_split: str, heads: tuple[int, ...], depth: int, load: Callable[..., Model]) -> None:
     """(N + 2) slots, each a layer's K and V in the window's room (256 cells times a power of two), by the device's share or whole."""

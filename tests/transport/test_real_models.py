@@ -48,7 +48,7 @@ class Case:
 # SmolLM2 has 3 KV heads, Gemma 3 one, and windows of 512.
 QUICK = [
     (Case("smollm2", "70,30", 1, True, ("q8_0", "q8_0")), Way(depth=1, link="slow")),
-    (Case("gemma3", "1,1", 2, False, ("f16", "f16")), Way(depth=2, link="late")),
+    (Case("gemma3", "2,1", 1, False, ("f16", "f16"), 2), Way(depth=2, link="late")),
 ]
 MORE = [
     (Case("gemma3", "1,1", 8, False, ("f16", "f16"), 16), Way(depth=2, link="late")),
