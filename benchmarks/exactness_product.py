@@ -3,9 +3,9 @@
     python benchmarks/exactness_product.py --minutes 10       # as much as that of it, in an order that the seed fixes
     python benchmarks/exactness_product.py --part 3/8         # one of eight parts, for as many machines
 
-it configurations come in random order, with some random ways of each, three in four for a ring. Ways that force the ordered path
+A row is a run of some 50 steps on a tiny model, compared to the bit with a cache on the devices. The product has a million rows: in a
+part of it configurations come in random order, with some random ways of each, three in four for a ring. Ways that force the ordered path
 twice over are left out. Ends with status 1 where bits differ, and names every such row.
-over are left out. Ends with status 1 where bits differ, and names every such row.
 """
 
 from __future__ import annotations

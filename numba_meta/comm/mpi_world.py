@@ -27,10 +27,11 @@ _POLL_SECONDS = 0.0005
 class MpiWorld(World):
     """The ranks of `MPI.COMM_WORLD`, each with a frame to each: so that a rank which does not answer is known by its number."""
 
-    def __init__(self, mpi: Any, launch: Launch) -> None:
+    def __init__(self, mpi: Any, launch: Launch, owns_mpi: bool) -> None:
         super().__init__(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size(), mpi.Get_processor_name())
         self.mpi = mpi
         self.launch = launch
+        self._owns_mpi = owns_mpi
         self._pending: list[Any] = []  # sends, and receives from ranks that were given up: buffers stay alive with them
         self._duplicate: Any = None
 
@@ -65,10 +66,13 @@ class MpiWorld(World):
         return heard
 
     def finalize(self) -> None:
-        """Ends MPI, together with all other ranks. Other Python threads go on meanwhile."""
-        if not self.mpi.Is_finalized():
-            if self._duplicate is not None:
-                self._duplicate.Free()
+        """Gives back what it took of MPI, together with all other ranks; ends MPI too unless the program began it before."""
+        if self.mpi.Is_finalized():
+            return
+        if self._duplicate is not None:
+            self._duplicate.Free()
+            self._duplicate = None
+        if self._owns_mpi:
             _library(self.mpi).MPI_Finalize()
 
 
@@ -83,9 +87,9 @@ def open_world(on_missing: Callable[[str, bool], None] | None = None) -> World:
         return SoloWorld()
     mpi = import_mpi(launch)
     arrived = threading.Event()
-    if mpi.Is_initialized():  # by the program that uses numba_meta
-        attendance = None
-    else:
+    attendance = None
+    owns_mpi = not mpi.Is_initialized()  # else by the program that uses numba_meta
+    if owns_mpi:
         attendance = Attendance(launch, join_timeout())
         threading.Thread(target=attendance.watch, args=(arrived, on_missing), name="numba_meta-start", daemon=True).start()
     try:
@@ -94,7 +98,7 @@ def open_world(on_missing: Callable[[str, bool], None] | None = None) -> World:
         arrived.set()
         if attendance is not None:
             attendance.leave()
-    world = MpiWorld(mpi, launch)
+    world = MpiWorld(mpi, launch, owns_mpi)
     if launch.size is not None and world.size != launch.size:
         vendor, numbers = mpi.get_vendor()
         raise RankError(

@@ -41,6 +41,14 @@ def test_ranks_join_and_reduce(n, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["mpi_of_its_own", "plain"])
+def test_programs_without_a_command_line(scenario, tmp_path):
+    ended = Launch(2, tmp_path, scenario, str(tmp_path)).end()
+    assert ended.status == 0 and ended.ranks == {0: 0, 1: 0}, ended.stderr
+    assert ended.stdout.count("reduces with mpi") == 2 and ended.left == []
+
+
+@pytest.mark.slow
 def test_a_forced_communicator(tmp_path):
     assert "reduces with pairwise" in Launch(2, tmp_path, "fits", str(tmp_path), NUMBA_META_COMM="pairwise").end().stdout
 
@@ -67,6 +75,7 @@ def test_a_forced_communicator_that_cannot_be(name, tmp_path):
         ("raises_before_joining_on_all", "numba-meta: --ctx-size -1 is below 1", 3),
         ("raises", "cuda:1 fell off the bus", 2),
         ("raises", "cuda:1 fell off the bus", 3),
+        ("plain_raises", "ValueError: nobody catches this", 2),
         ("raises_on_all", "numba-meta: no such sampler: lottery", 3),
         ("raises_when_the_other_is_done", "ValueError: late news", 2),
     ],

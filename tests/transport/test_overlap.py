@@ -20,11 +20,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.mark.parametrize("n_devices", (1, 2))
 def test_a_pipelined_step_is_faster_than_an_ordered_one(n_devices: int, case: Case) -> None:
-    """Copies as long as compute: 9 parts in 16 of the ordered step at best. Several tries, in turns: the machine may be busy."""
+    """Copies twice as long as compute: 17 parts in 24 of the ordered step at best. Several tries, in turns: the machine may be busy."""
     parts = []
-    for _ in range(5):
-        ordered, pipelined = measure(case, n_devices, ratio=1.0, depths=(1,))
+    for _ in range(8):
+        ordered, pipelined = measure(case, n_devices, ratio=2.0, depths=(1,))
         parts.append(pipelined.step / ordered.step)
-        if parts[-1] < 0.85:
+        if parts[-1] < 0.9:
             break
-    assert min(parts) < 0.85, parts
+    assert min(parts) < 0.9, parts

@@ -11,7 +11,7 @@ import numpy as np
 
 import numba_meta
 from numba_meta.comm.communicators import forced_name, offered_names
-from numba_meta.comm.failure import RankLaunch, ranks
+from numba_meta.comm.failure import RankLaunch, enter_ranks, ranks
 from numba_meta.comm.join import JoinRequest
 from numba_meta.comm.mpi import cpu_factories
 from numba_meta.comm.record import facts_of
@@ -140,6 +140,22 @@ def raises_before_joining_on_all(launch: RankLaunch) -> None:
 
 
 def main() -> int:
+    if scenario == "mpi_of_its_own":
+        from mpi4py import MPI
+
+        with ranks() as launch:
+            fits(launch)
+        MPI.COMM_WORLD.Barrier()  # still there
+        return 0
+    if scenario.startswith("plain"):
+        launch = enter_ranks()
+        assert enter_ranks() is launch
+        fits(launch)
+        if scenario == "plain_raises" and own_rank == 1:
+            raise ValueError("nobody catches this")
+        if scenario == "plain_raises":
+            reduce_forever(launch)
+        return 0
     if scenario == "never_starts" and own_rank == 1:
         time.sleep(60)
     try:

@@ -6,6 +6,7 @@ which the launcher kills leaves a status too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -32,10 +33,15 @@ def end_as(status: int) -> None:
     os._exit(status)
 
 
+def pass_on(number: int, frame: object) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(second, number)
+
+
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
 second = os.fork()
 if second:
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(second, number))
+    signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGUSR1])
     end_as(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
 os.setsid()
