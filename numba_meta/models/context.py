@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from numba_meta.devices.cpu_stream import StreamTimes
@@ -16,6 +17,7 @@ from numba_meta.models.builder import BatchShape
 from numba_meta.models.cache_memory import CacheMemory
 from numba_meta.models.cache_operations import CacheOperations, find_cache_layers
 from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
+from numba_meta.models.ranks import RankGroup, leaf_of_devices
 from numba_meta.models.recordings import SMALL_ROWS, Capacity, Logits, Recorder, Recording
 from numba_meta.models.transport import HostCacheOptions, Transport
 from numba_meta.models.weights import WeightPlan
@@ -28,6 +30,15 @@ from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.policy import CutPlan
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Role, Tensor
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """What all ranks agreed on for the recordings of a capacity."""
+
+    windows: dict[bool, WindowShape]
+    may_use_ring: bool
+
 
 _Planned = tuple[SplitGraph, dict[bool, WindowShape]]
 _NOTHING = Window((0,), 0)
@@ -48,8 +59,12 @@ class Context:
         ubatch_size: int,
         host_cache: HostCacheOptions | None = None,
         deterministic: bool = False,
+        group: RankGroup | None = None,
     ) -> None:
         self._build = build
+        self.group = group
+        self._devices = group.ranks.own if group else range(len(device))  # among those of all ranks
+        self._agreed: dict[Capacity, _Agreed] = {}
         self._deterministic = deterministic
         self._cuts = cuts
         self.weight_plan, self._weights = weights
@@ -67,13 +82,14 @@ class Context:
             names = ", ".join(d.name for d in device.devices if not d.spec.can_pin)
             told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
             warnings.warn(told, NumbaMetaWarning, stacklevel=2)
-        self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned)
-        self._recorder = Recorder(device, self.transport, self._persistent_address, exact)
+        self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned, self._devices)
+        self._recorder = Recorder(device, self.transport, self._persistent_address, exact, group.ranks if group else None)
         kinds = (False, True) if shape.n_window_cells else (False,)
         self._layouts = {local: WindowLayout(self.cells, local) for local in kinds} if host_cache else {}
-        graph = self._split(Capacity(1, 1), self._window_shapes({}, None)).graph
+        graph = self._split(Capacity(1, 1), self._window_shapes({}, {})).graph
         self._n_vocab = graph.outputs[0].shape[0]
-        self._memory = CacheMemory(device, graph.leaves, self._leaf_state, is_pinned)
+        own = [leaf_of_devices(leaf, self._leaf_state(leaf), self._devices) for leaf in graph.leaves if leaf.role is not Role.WEIGHT]
+        self._memory = CacheMemory(device, own, lambda leaf: self._leaf_state(leaf).of_devices(self._devices), is_pinned)
         self.cache = CacheOperations(self.cells, self._memory, find_cache_layers(graph), self._layouts.values())
 
     @property
@@ -85,6 +101,13 @@ class Context:
     def host_cache_bytes(self) -> int:
         """Bytes of the part of the cache that lies in host memory."""
         return self._memory.host.data.size if self._memory.host else 0
+
+    def compile(self) -> None:
+        """Compiles the kernels of these steps, or loads them from the cache of kernels. Takes no memory of the devices."""
+        for n_rows in (self.ubatch_size, 1):
+            for device in self.plan(self.capacity_for(n_rows, 1)).devices:
+                for kernel in {call.kernel for call in (*device.calls, *device.transfer_calls) if call.kernel is not None}:
+                    _ = kernel.address
 
     def prepare(self) -> None:
         """Records the steps that every generation needs: one token, and a prompt. Takes their memory and compiles their kernels now."""
@@ -200,26 +223,75 @@ class Context:
         One that was too large for a ring is made anew for windows of half its size.
         """
         known, windows = self._recordings.get(capacity), windows or {}
-        shapes = self._window_shapes(windows, known)
+        if self.group is not None and self._layouts:
+            return self._recording_over_ranks(self.group, capacity, windows, known)
+        shapes = self._window_shapes(windows, known.windows if known else {})
         if known is not None and known.is_too_large and windows:
-            fresh = self._window_shapes(windows, None)
-            shapes = fresh if 2 * sum(s.capacity for s in fresh.values()) <= sum(s.capacity for s in shapes.values()) else shapes
+            shapes = self._smaller_shapes(windows, shapes)
         if known is None or not known.is_valid or known.windows != shapes:
             if known is not None:
                 self._recordings.pop(capacity).release()
             known = self._recordings[capacity] = self._recorder.record(capacity, *self._with_room(capacity, windows, shapes))
         return known
 
-    def _window_shapes(self, windows: Mapping[bool, Window], known: Recording | None) -> dict[bool, WindowShape]:
-        """Room for the windows of a step: what a recording has, if it is enough."""
+    def _recording_over_ranks(
+        self, group: RankGroup, capacity: Capacity, windows: Mapping[bool, Window], known: Recording | None
+    ) -> Recording:
+        """As `recording` for a cache in the hosts' memory: all ranks take the same room and the same path.
+
+        When they must agree anew follows from the tokens alone, so that all ranks do so in the same step.
+        """
+        agreed = self._agreed.get(capacity)
+        shapes = self._window_shapes(windows, agreed.windows if agreed else {})
+        if agreed is not None and not agreed.may_use_ring and windows:
+            shapes = self._smaller_shapes(windows, shapes)
+        is_new = agreed is None or shapes != agreed.windows
+        if agreed is None or is_new:
+            agreed = self._agreed[capacity] = self._agree_on_room(group, capacity, windows, shapes)
+        self.transport.may_use_ring = agreed.may_use_ring
+        if known is None or not known.is_valid or known.windows != agreed.windows or is_new:
+            known = self._record_anew(capacity, agreed.windows)
+        if is_new and agreed.may_use_ring and not group.least(int(not known.is_ordered), "transport"):
+            agreed = self._agreed[capacity] = _Agreed(agreed.windows, False)
+            self.transport.may_use_ring = False
+            known = self._record_anew(capacity, agreed.windows)
+        return known
+
+    def _record_anew(self, capacity: Capacity, windows: dict[bool, WindowShape]) -> Recording:
+        if capacity in self._recordings:
+            self._recordings.pop(capacity).release()
+        recording = self._recordings[capacity] = self._recorder.record(capacity, self._split(capacity, windows), windows)
+        return recording
+
+    def _agree_on_room(
+        self, group: RankGroup, capacity: Capacity, windows: Mapping[bool, Window], shapes: dict[bool, WindowShape]
+    ) -> _Agreed:
+        """Room to grow where the ring of every rank takes it, less where only so it fits all, else the ordered path for all."""
+        self.transport.may_use_ring = True
+        tight = self._tight_shapes(windows, shapes)
+        level = 2 if self.transport.has_room(self._split(capacity, shapes)) else 0
+        if level == 0 and tight != shapes and self.transport.has_room(self._split(capacity, tight)):
+            level = 1
+        level = group.least(level, "ring")
+        return _Agreed(tight if level == 1 else shapes, level > 0)
+
+    def _smaller_shapes(self, windows: Mapping[bool, Window], shapes: dict[bool, WindowShape]) -> dict[bool, WindowShape]:
+        """Room for these windows alone where that is at most half of what there is."""
+        fresh = self._window_shapes(windows, {})
+        return fresh if 2 * sum(s.capacity for s in fresh.values()) <= sum(s.capacity for s in shapes.values()) else shapes
+
+    def _tight_shapes(self, windows: Mapping[bool, Window], shapes: Iterable[bool]) -> dict[bool, WindowShape]:
+        return {local: tight_window_shape(windows.get(local, _NOTHING), full_window(self.shape, local)) for local in shapes}
+
+    def _window_shapes(self, windows: Mapping[bool, Window], had: Mapping[bool, WindowShape]) -> dict[bool, WindowShape]:
+        """Room for the windows of a step: what there is (`had`), if it is enough."""
         full = {local: full_window(self.shape, local) for local in self._layouts}
-        had = known.windows if known else {}
         return {local: choose_window_shape(windows.get(local, _NOTHING), full[local], had.get(local)) for local in full}
 
     def _with_room(self, capacity: Capacity, windows: Mapping[bool, Window], shapes: dict[bool, WindowShape]) -> _Planned:
         """The graph of a step with room to grow; with less room where only so it fits a ring."""
         split = self._split(capacity, shapes)
-        tight = {local: tight_window_shape(windows.get(local, _NOTHING), full_window(self.shape, local)) for local in shapes}
+        tight = self._tight_shapes(windows, shapes)
         if tight != shapes and self._is_too_large(split):
             less = self._split(capacity, tight)
             if not self._is_too_large(less):
@@ -235,7 +307,7 @@ class Context:
         known = self._recordings.get(capacity)
         if known is not None and known.is_valid:
             return known.plan
-        return self._recorder.plan(self._split(capacity, self._window_shapes({}, None)))
+        return self._recorder.plan(self._split(capacity, self._window_shapes({}, {})))
 
     def _split(self, capacity: Capacity, windows: Mapping[bool, WindowShape]) -> SplitGraph:
         shape = self.shape
@@ -251,7 +323,12 @@ class Context:
             n_device_layers=self._host_cache.n_device_layers if self._host_cache else None,
             windows=windows,
         )
-        return infer_splits(self._build(batch), self._leaf_state, len(self.device), may_gather=lambda _: self._deterministic)
+        return infer_splits(self._build(batch), self._leaf_state, self._n_devices, may_gather=lambda _: self._deterministic)
+
+    @property
+    def _n_devices(self) -> int:
+        """Devices of all ranks."""
+        return self.group.ranks.n_devices if self.group else len(self.device)
 
     def _leaf_state(self, leaf: Tensor) -> SplitState:
         if leaf.role is Role.WEIGHT:
@@ -277,7 +354,7 @@ class Context:
     @property
     def collectives_per_step(self) -> int:
         """How often the devices meet in a step."""
-        return len(self._split(Capacity(1, 1), self._window_shapes({}, None)).collectives)
+        return len(self._split(Capacity(1, 1), self._window_shapes({}, {})).collectives)
 
     def close(self) -> None:
         """Ends the devices' threads and gives all memory back. Twice is once."""

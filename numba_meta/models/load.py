@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +20,14 @@ from numba_meta.models.gguf import GGUFFile, read_gguf
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, plan_load
 from numba_meta.models.model import Model
 from numba_meta.models.pull import resolve_model
+from numba_meta.models.ranks import RankGroup
 from numba_meta.models.weights import load_weights, plan_weights
 from numba_meta.quants import dequantize
 from numba_meta.split.rules import TensorFacts
-from numba_meta.tensor import Role
+from numba_meta.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    from numba_meta.comm.failure import RankLaunch
 
 Progress = Callable[[str, int, int], None]
 BUILDERS = {"llama": llama.build, "gemma3": gemma3.build}
@@ -49,14 +54,20 @@ def load(
     kv_cpu_pinned: bool = True,
     deterministic: bool = False,
     progress: Progress | None = None,
+    ranks: RankLaunch | None = None,
 ) -> Model:
     """Loads a GGUF model over devices. A known name (`smollm2`, `gemma3`) is pulled first where it is missing.
 
-    devices: `cpu:0`, or several: `cpu:0,cpu:0?mem=2G`; tensor_split: their proportions; None: equal.
+    Under `mpirun` all ranks load together, and each holds its own devices' pieces: all make the same calls of the model in the same order.
+    ranks: the launch (`comm.failure.ranks`); None: entered here where a launcher started several.
+
+    devices: `cpu:0`, or several: `cpu:0,cpu:0?mem=2G`; those of one rank, or of each: `cpu:0,cpu:0;cpu:0`. tensor_split: the proportions of
+    all devices of all ranks; None: equal.
     cache_type_k, cache_type_v: f32, f16, bf16, q8_0 or q4_0; None: f16, or f32 with `exact`.
     ctx_size: tokens over all sequences; None: the model's. ubatch_size: tokens of a prompt that are computed in one step.
     parallel: sequences at once; kv_unified: they share all cells, else each has its part.
-    exact: float32 activations. threads: over all devices; None: the cores that this process may use.
+    exact: float32 activations. threads: over all devices of a process; None: the cores that it may use,
+    shared with the other ranks there.
     kv: where the cache lies, `device` or `host`; from the host it is delivered layer by layer.
     kv_gpu_layers: first layers whose cache stays on the devices all the same. kv_cpu_pinned: pinned memory; else deliveries are ordered.
     kv_pipeline_depth: deliveries go so many splits ahead, 0: in order, through a ring of at most kv_pipeline_budget MiB a device (0: no
@@ -86,30 +97,53 @@ def load(
         kv_cpu_pinned,
         deterministic,
     )
-    path = resolve_model(str(name_or_path), progress)
-    file = read_gguf(path)
+    launch = ranks or _launch()
+    if launch is not None and launch.size > 1:
+        return _load_over_ranks(str(name_or_path), options, progress, launch)
+    file = read_gguf(resolve_model(str(name_or_path), progress))
     try:
         config = read_config(file)
-        context, plan = load_context(file, config, options, progress)
+        plan = plan_load(config, tensor_facts(file), options)
+        context = load_context(file, config, options, plan, progress)
     except BaseException:
         file.close()
         raise
     return Model(file, config, options, plan, context)
 
 
-def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, progress: Progress | None) -> tuple[Context, LoadPlan]:
-    """Plans a load and carries it out: weights on their devices, an empty cache."""
-    tensors = tensor_facts(file)
-    plan = plan_load(config, tensors, options)
-    factors = _rope_factors(file)
+def _launch() -> RankLaunch | None:
+    """The launch that this process belongs to; None where it works alone."""
+    from numba_meta.comm.launch import detect_launch
 
-    def build(batch: BatchShape) -> Graph:
-        return BUILDERS[config.architecture](GraphBuilder(config, tensors, batch, factors))
+    if detect_launch().alone:
+        return None
+    from numba_meta.comm.failure import enter_ranks
 
-    smallest = BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, *plan.cache_types)
-    leaves = [leaf for leaf in build(smallest).leaves if leaf.role is Role.WEIGHT]
+    return enter_ranks()
+
+
+def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None, launch: RankLaunch) -> Model:
+    """Joins the other ranks before any memory is taken, then loads this rank's pieces."""
+    from numba_meta.models.load_ranks import RankLoad
+
+    load = RankLoad(launch, options)
+    try:
+        file, config, plan, group = load.join(lambda: read_gguf(resolve_model(name, progress)))
+        context = load_context(file, config, options, plan, progress, group)
+    except BaseException:
+        load.close()
+        raise
+    return Model(file, config, options, plan, context)
+
+
+def load_context(
+    file: GGUFFile, config: ModelConfig, options: LoadOptions, plan: LoadPlan, progress: Progress | None, group: RankGroup | None = None
+) -> Context:
+    """Carries a planned load out: weights on their devices, an empty cache."""
+    build, leaves = graph_builder(file, config, plan)
     device = MetaDevice.open(plan.specs, plan.n_threads)
-    weight_plan = plan_weights(leaves, plan.cuts.weights, len(device))
+    weight_leaves = [leaf for leaf in leaves if leaf.role is Role.WEIGHT]
+    weight_plan = plan_weights(weight_leaves, plan.cuts.weights, len(device), group.ranks.own if group else None)
 
     def report(done: int, total: int) -> None:
         if progress:
@@ -117,17 +151,31 @@ def load_context(file: GGUFFile, config: ModelConfig, options: LoadOptions, prog
 
     try:
         with _told_of_compiling(progress):
-            weights = load_weights(file, leaves, weight_plan, device, report)
+            weights = load_weights(file, weight_leaves, weight_plan, device, report)
             context = Context(
                 build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, options.ubatch_size,
                 plan.host_cache,
                 options.deterministic,
+                group,
             )
+            if group is not None:
+                group.leaders_first(context.compile)
             context.prepare()
     except BaseException:
         device.close()
         raise
-    return context, plan
+    return context
+
+
+def graph_builder(file: GGUFFile, config: ModelConfig, plan: LoadPlan) -> tuple[Callable[[BatchShape], Graph], list[Tensor]]:
+    """What builds the graphs of steps, and the leaves of the smallest one."""
+    tensors, factors = tensor_facts(file), _rope_factors(file)
+
+    def build(batch: BatchShape) -> Graph:
+        return BUILDERS[config.architecture](GraphBuilder(config, tensors, batch, factors))
+
+    smallest = BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, *plan.cache_types)
+    return build, build(smallest).leaves
 
 
 def tensor_facts(file: GGUFFile) -> dict[str, TensorFacts]:

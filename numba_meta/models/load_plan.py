@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from numba_meta import dtypes
-from numba_meta.devices.parse import DeviceSpec, parse_devices
+from numba_meta.devices.parse import DeviceSpec
 from numba_meta.dtypes import DType
 from numba_meta.errors import UsageError
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.kv_cache import CacheShape, plan_cache_shape
+from numba_meta.models.ranks import parse_rank_devices
 from numba_meta.models.transport import HostCacheOptions
+from numba_meta.schedule.ranks import device_ranges
 from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.cut import parse_tensor_split
 from numba_meta.split.policy import CutPlan, plan_cuts
@@ -45,7 +47,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The decisions of a load."""
+    """The decisions of a load, for the devices of one process. `rank_devices[r]`: the numbers of rank r's devices among those of all."""
 
     specs: tuple[DeviceSpec, ...]
     n_threads: tuple[int, ...]
@@ -53,12 +55,14 @@ class LoadPlan:
     cache_shape: CacheShape
     cache_types: tuple[DType, DType]
     host_cache: HostCacheOptions | None
+    rank_devices: tuple[range, ...]
 
 
-def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions) -> LoadPlan:
+def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions, rank: int = 0, n_ranks: int = 1) -> LoadPlan:
     """Checks the options against the model and decides cuts, cache and threads. Raises `UsageError`."""
     _check_numbers(options)
-    specs = parse_devices(options.devices)
+    by_rank = parse_rank_devices(options.devices, n_ranks)
+    specs, rank_devices = by_rank[rank], device_ranges([len(each) for each in by_rank])
     for spec in specs:
         if spec.index:
             raise UsageError(f"device {spec.name} is not there: this machine's CPU is cpu:0; name it several times for several devices")
@@ -69,9 +73,9 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     ctx_size = options.ctx_size or config.context_length
     host_cache = choose_host_cache(options)
     shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size, host_cache is not None)
-    proportions = parse_tensor_split(options.tensor_split, len(specs))
+    proportions = parse_tensor_split(options.tensor_split, rank_devices[-1].stop)
     cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types, options.deterministic)
-    return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types, host_cache)
+    return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types, host_cache, rank_devices)
 
 
 _NUMBERS = {

@@ -26,7 +26,7 @@ from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.load_plan import LoadOptions, LoadPlan
 from numba_meta.models.plan import DeviceFacts, ModelPlan
 from numba_meta.models.recordings import SMALL_ROWS, Capacity
-from numba_meta.models.sampling import Sampler
+from numba_meta.models.sampling import Sampler, SamplingOptions
 from numba_meta.models.state_file import ModelIdentity, identify_model, load_state, save_state
 from numba_meta.models.timelines import Timelines
 from numba_meta.models.timings import Timings
@@ -152,7 +152,7 @@ class Model:
         from numba_meta.models.many import generate_many
 
         all_ids = [self._prompt_ids(prompt) for prompt in prompts]
-        options = sampling_options(sampling)
+        options = self._sampling(sampling)
         for ids in all_ids:
             self._check_room(ids, max_tokens)
         stops, ends = stop_texts(stop), self._ends(ignore_eos)
@@ -177,7 +177,7 @@ class Model:
     ) -> Iterator[int]:
         """Ids one by one. The last one is not fed back: nobody reads what would follow. `kept_on_shift` None: no shift."""
         self._check_open()
-        sampler, ends = Sampler(sampling_options(sampling)), self._ends(ignore_eos)
+        sampler, ends = Sampler(self._sampling(sampling)), self._ends(ignore_eos)
         self._check_room(ids, max_tokens)
         begin = time.perf_counter()
         recent = list(ids)
@@ -315,6 +315,7 @@ class Model:
         The file is replaced as a whole or not at all. Raises `NumbaMetaError` where it cannot be written.
         """
         self._check_open()
+        self._check_alone("save a state")
         save_state(path, self._identity, self.context.cache)
 
     def load_state(self, path: str | Path) -> None:
@@ -325,6 +326,7 @@ class Model:
         does not fit; then the cache is as it was.
         """
         self._check_open()
+        self._check_alone("load a state")
         load_state(path, self._identity, self.context.cache)
         self._uses += 1
 
@@ -388,6 +390,15 @@ class Model:
     def _check_open(self) -> None:
         if not self._open:
             raise NumbaMetaError("the model was closed; load it again")
+
+    def _check_alone(self, what: str) -> None:
+        if self.context.group is not None:
+            n = self.context.group.launch.size
+            raise UsageError(f"{n} ranks cannot {what} yet: each holds a part of the cache; use one process with several devices")
+
+    def _sampling(self, sampling: dict[str, Any]) -> SamplingOptions:
+        options, group = sampling_options(sampling), self.context.group
+        return options if group is None else group.with_seed(options)
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         self._check_open()

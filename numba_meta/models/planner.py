@@ -114,8 +114,8 @@ def plan_transport_of_model(
     chosen = sorted(set(default_contexts(plan.cache_shape.n_positions) if contexts is None else contexts))
     if not chosen or chosen[0] < 0 or chosen[-1] >= plan.cache_shape.n_positions:
         raise UsageError(f"contexts {chosen}: expected 0 to {plan.cache_shape.n_positions - 1}, with room for one more token in --ctx-size")
-    graph = _smallest_graph(config, tensors, plan)
-    split = infer_splits(graph, _leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
+    graph = smallest_graph(config, tensors, plan)
+    split = infer_splits(graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
     step = plan_step(split, plan.n_threads, options.exact, _alignment())
     memory = _memory(plan, split, step.workspace.n_bytes)
     pinned = plan.host_cache is not None and plan.host_cache.pinned and all(spec.can_pin for spec in plan.specs)
@@ -158,7 +158,7 @@ def _names(plan: LoadPlan) -> tuple[str, ...]:
     return name_devices(plan.specs)
 
 
-def _smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: LoadPlan) -> Graph:
+def smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: LoadPlan) -> Graph:
     """One token, and windows of one bucket: what is read and where devices meet does not depend on more."""
     shape = plan.cache_shape
     windows: dict[bool, WindowShape] = {}
@@ -180,7 +180,7 @@ def _smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: 
     return BUILDERS[config.architecture](GraphBuilder(config, tensors, batch, None))
 
 
-def _leaf_state(cuts: CutPlan) -> Callable[[Tensor], SplitState]:
+def leaf_state(cuts: CutPlan) -> Callable[[Tensor], SplitState]:
     def state(leaf: Tensor) -> SplitState:
         if leaf.role is Role.WEIGHT:
             return cuts.weight(leaf.name)
@@ -195,7 +195,7 @@ def _leaf_state(cuts: CutPlan) -> Callable[[Tensor], SplitState]:
 
 def _memory(plan: LoadPlan, split: SplitGraph, workspace: Sequence[int]) -> MemoryNeeds:
     n_devices, alignment = len(plan.specs), _alignment()
-    leaves, state = split.graph.leaves, _leaf_state(plan.cuts)
+    leaves, state = split.graph.leaves, leaf_state(plan.cuts)
     weights = plan_weights([leaf for leaf in leaves if leaf.role is Role.WEIGHT], plan.cuts.weights, n_devices)
     kept = [leaf for leaf in leaves if leaf.role is Role.CACHE and leaf.name.startswith("cache_")]
     tables = sum(leaf.n_bytes for leaf in leaves if leaf.role is Role.CACHE) - sum(leaf.n_bytes for leaf in kept)

@@ -18,6 +18,7 @@ from numba_meta.models.transport import Transport
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.plan import StepPlan, plan_step
+from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.record import Binder, InputBlock
 from numba_meta.tensor import Role, Tensor
 
@@ -47,8 +48,10 @@ class Recording:
         transport: Transport,
         windows: Mapping[bool, WindowShape],
         input_copies: MetaBuffer,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self.plan = plan
+        self._check = check  # raises where ranks could not reach each other
         self._input_copies = input_copies
         self.windows = windows
         self._step = step
@@ -67,6 +70,11 @@ class Recording:
     def is_too_large(self) -> bool:
         return self.plan.transport is not None and self.plan.transport.is_too_large
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether deliveries that could have used a ring do without."""
+        return self.plan.transport is not None and not self.plan.transport.is_pipelined_or_empty
+
     def release(self) -> None:
         """Gives back the memory that only this recording uses; it must not run again."""
         self._input_copies.free()
@@ -83,6 +91,8 @@ class Recording:
             self._step.run()
         else:
             note_times(self._step.run_noting_times())
+        if self._check is not None:
+            self._check()
         return self._logits[: len(values["output_rows"])]
 
 
@@ -92,8 +102,16 @@ class Recorder:
     `persistent(device, tensor)` says where weights and caches lie.
     """
 
-    def __init__(self, device: MetaDevice, transport: Transport, persistent: Callable[[int, Tensor], int], exact: bool) -> None:
+    def __init__(
+        self,
+        device: MetaDevice,
+        transport: Transport,
+        persistent: Callable[[int, Tensor], int],
+        exact: bool,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._device = device
+        self._ranks = ranks
         self._transport = transport
         self._persistent = persistent
         self._exact = exact
@@ -105,12 +123,12 @@ class Recorder:
 
     def plan(self, split: SplitGraph) -> StepPlan:
         """The plan of a step without deliveries through a ring; nothing is allocated."""
-        return plan_step(split, self._device.n_threads, self._exact, ALIGNMENT)
+        return plan_step(split, self._device.n_threads, self._exact, ALIGNMENT, ranks=self._ranks)
 
     def record(self, capacity: Capacity, split: SplitGraph, windows: Mapping[bool, WindowShape]) -> Recording:
         """Plans and binds a step. Where it does not fit beside the ring, the ring is given up and it is planned once more."""
         transport = self._transport.prepare(split)
-        plan = plan_step(split, self._device.n_threads, self._exact, ALIGNMENT, transport, self._transport.links)
+        plan = plan_step(split, self._device.n_threads, self._exact, ALIGNMENT, transport, self._transport.links, self._ranks)
         workspace = self._workspace_for(capacity)
         try:
             if not workspace.fits(plan.workspace):
@@ -136,7 +154,8 @@ class Recorder:
         first = workspace.buffers[0]
         assert first is not None
         logits = first.data[offset : offset + output.n_bytes].view(np.float32).reshape(output.shape[1], output.shape[0])
-        return Recording(plan, binder, step, host, logits, workspace, self._transport, windows, copies)
+        check = self._ranks.table.check if self._ranks else None
+        return Recording(plan, binder, step, host, logits, workspace, self._transport, windows, copies, check)
 
     def _workspace_for(self, capacity: Capacity) -> Workspace[CpuBuffer]:
         """Small steps keep memory of their own for good; large ones share one that may grow."""

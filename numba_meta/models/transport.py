@@ -30,15 +30,19 @@ class HostCacheOptions:
     transport: TransportOptions = TransportOptions()
 
 
-def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool) -> list[Delivery]:
-    """The deliveries of a graph, one per layer, in the order of their readers. A device that does not read a layer receives nothing."""
+def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool, devices: range | None = None) -> list[Delivery]:
+    """The deliveries of a graph, one per layer, in the order of their readers. A device that does not read a layer receives nothing.
+
+    `devices`: those of this process (None: all `n_devices`), whose host memory holds their heads alone.
+    """
+    devices = range(n_devices) if devices is None else devices
     parts: dict[int, dict[str, Any]] = {}
     reads: dict[int, list[bool]] = {}
     for node in split.graph.nodes:
         if node.op == "deliver":
             parts.setdefault(node.params["layer"], {})[node.params["part"]] = node
         elif node.op == "attention" and node.sources[1].storage.op == "deliver":
-            shapes = [split.states[node].piece_shape(node.shape, j) for j in range(n_devices)]
+            shapes = [split.states[node].piece_shape(node.shape, device) for device in devices]
             reads[node.sources[1].storage.params["layer"]] = [all(shape) for shape in shapes]
     deliveries = []
     for consumer, (layer, both) in enumerate(parts.items()):
@@ -47,8 +51,8 @@ def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool) -> list[De
         for part in "kv":
             cache = both[part].sources[0]
             state = split.states[cache]
-            cells.append(cache.strides[1])
-            rows = [cache.dtype.row_bytes(state.piece_shape(cache.shape, j)[0]) for j in range(n_devices)]
+            rows = [cache.dtype.row_bytes(state.piece_shape(cache.shape, device)[0]) for device in devices]
+            cells.append(sum(rows) if state.is_split else cache.strides[1])
             pieces.append(tuple(n_bytes if reads[layer][j] else 0 for j, n_bytes in enumerate(rows)))
         window = both["k"].params
         deliveries.append(
@@ -73,8 +77,10 @@ def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool) -> list[De
 class Transport:
     """Holds the ring of a meta device from graph to graph. `generation` moves whenever the ring's memory does."""
 
-    def __init__(self, device: MetaDevice, options: TransportOptions, is_pinned: bool) -> None:
+    def __init__(self, device: MetaDevice, options: TransportOptions, is_pinned: bool, devices: range | None = None) -> None:
         self.options = options
+        self.may_use_ring = True  # False where another rank cannot: all take the same path
+        self._devices = range(len(device)) if devices is None else devices
         self.is_pinned = is_pinned
         self.generation = 0
         self.plan: TransportPlan | None = None  # of the latest step; before the first one, of the latest recording
@@ -98,14 +104,26 @@ class Transport:
 
     def decide(self, split: SplitGraph) -> TransportPlan | None:
         """How a graph's deliveries would travel; nothing is done. None where nothing is delivered."""
-        deliveries = deliveries_of(split, len(self._device), self.is_pinned)
+        deliveries = deliveries_of(split, len(self._device), self.is_pinned, self._devices)
         if not deliveries:
             return None
         facts = [
-            DeviceFacts(d.name, d.free_bytes, has_async_copies=d.spec.has_async_copies, gave_up_ring=self._gave_up)
+            DeviceFacts(
+                d.name,
+                d.free_bytes,
+                has_async_copies=d.spec.has_async_copies,
+                gave_up_ring=self._gave_up,
+                is_refused_by_peer=not self.may_use_ring,
+            )
             for d in self._device.devices
         ]
-        return plan_transport(deliveries, facts, ALIGNMENT, self.options, self._held.ring if self._held else None)
+        held = self._held.ring if self._held else None
+        return plan_transport(deliveries, facts, ALIGNMENT, self.options, held)
+
+    def has_room(self, split: SplitGraph) -> bool:
+        """Whether this process need not fall back to the ordered path for a graph: also where nothing comes to its devices."""
+        plan = self.decide(split)
+        return plan is None or plan.is_pipelined_or_empty
 
     def prepare(self, split: SplitGraph) -> TransportPlan | None:
         """Decides how a graph's deliveries travel and lays the ring out for it. None where nothing is delivered."""

@@ -20,26 +20,33 @@ from numba_meta.tensor import Tensor
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """Where each weight lies on each device: `offsets[name][device]` in bytes; `n_bytes[device]` in all."""
+    """Where each weight lies on each device of this process: `offsets[name][j]` in bytes; `n_bytes[j]` in all.
+
+    `devices[j]`: its number among all devices of the model, by which `states` count.
+    """
 
     states: Mapping[str, SplitState]
     offsets: Mapping[str, tuple[int, ...]]
     n_bytes: tuple[int, ...]
+    devices: range
 
 
-def plan_weights(leaves: Sequence[Tensor], states: Mapping[str, SplitState], n_devices: int) -> WeightPlan:
-    """Lays out all weights of a model, in the order in which they are read."""
+def plan_weights(
+    leaves: Sequence[Tensor], states: Mapping[str, SplitState], n_devices: int, devices: range | None = None
+) -> WeightPlan:
+    """Lays out all weights of a model, in the order in which they are read, on `devices` of its `n_devices` (None: on all)."""
     from numba_meta.kernels.cpu.packed import packed_bytes
 
-    ends = [0] * n_devices
+    devices = range(n_devices) if devices is None else devices
+    ends = [0] * len(devices)
     offsets = {}
     for leaf in leaves:
         offsets[leaf.name] = tuple(ends)
-        for device in range(n_devices):
+        for j, device in enumerate(devices):
             k, n_out, *_ = states[leaf.name].piece_shape(leaf.shape, device)
             n_bytes = 4 * k if is_vector(leaf) else packed_bytes(leaf.dtype, n_out, k)
-            ends[device] += round_up(n_bytes, ALIGNMENT)
-    return WeightPlan({leaf.name: states[leaf.name] for leaf in leaves}, offsets, tuple(ends))
+            ends[j] += round_up(n_bytes, ALIGNMENT)
+    return WeightPlan({leaf.name: states[leaf.name] for leaf in leaves}, offsets, tuple(ends), devices)
 
 
 def is_vector(leaf: Tensor) -> bool:
@@ -56,7 +63,7 @@ def load_weights(
     done = 0
     for leaf in leaves:
         for j, piece in enumerate(buffer.pieces):
-            _load_piece(file, leaf, plan.states[leaf.name], j, piece.data[plan.offsets[leaf.name][j] :])
+            _load_piece(file, leaf, plan.states[leaf.name], plan.devices[j], piece.data[plan.offsets[leaf.name][j] :])
         file.release(leaf.name)
         done += file.tensor(leaf.name).n_bytes
         if progress:

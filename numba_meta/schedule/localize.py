@@ -13,15 +13,20 @@ from numba_meta.tensor import Rows, Tensor
 
 @dataclass(frozen=True)
 class DeviceGraph:
-    """The graph of one device and, for every tensor of the whole graph, its simple tensor on this device."""
+    """The graph of one device and, for every tensor of the whole graph, its simple tensor on this device.
+
+    `device` counts among the devices of this process.
+    """
 
     device: int
     graph: Graph
     simple: dict[Tensor, Tensor]
 
 
-def localize(split: SplitGraph, device: int) -> DeviceGraph:
-    """The graph that a device computes. A piece whose shape differs from what its state says is a `SplitError`."""
+def localize(split: SplitGraph, device: int, position: int | None = None) -> DeviceGraph:
+    """The graph that a device computes; `position`: its place among the devices of this process (None: `device`, all are here).
+
+    A piece whose shape differs from what its state says is a `SplitError`."""
     graph = Graph(f"{split.graph.name}@{device}")
     simple: dict[Tensor, Tensor] = {}
     for leaf in split.graph.leaves:
@@ -37,4 +42,4 @@ def localize(split: SplitGraph, device: int) -> DeviceGraph:
         graph.nodes.append(piece)
         simple[node] = piece
     graph.outputs = [simple[output] for output in split.graph.outputs]
-    return DeviceGraph(device, graph, simple)
+    return DeviceGraph(device if position is None else position, graph, simple)

@@ -18,7 +18,9 @@ from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
     from numba_meta.kernels.cpu.kernel import CpuKernel
+    from numba_meta.schedule.infer import SplitGraph
     from numba_meta.schedule.lower_transport import Link
+    from numba_meta.schedule.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ class CpuLowering:
         staged_layers: Sequence[int] = (),
         n_slots: int = 0,
         link: Link | None = None,
+        over_ranks: tuple[Ranks, SplitGraph] | None = None,
     ) -> None:
+        from numba_meta.schedule.lower_ranks import RankLowering
         from numba_meta.schedule.lower_transport import Link, TransportLowering
 
         self.exact = exact
@@ -90,6 +94,7 @@ class CpuLowering:
         self._node = ""
         self._consumed = {source for node in self._own.graph.nodes for source in node.sources}
         self.transport = TransportLowering(self, device_graphs, staged_layers, n_slots, link or Link())
+        self._over_ranks = RankLowering(self, *over_ranks) if over_ranks else None
 
     def lower(self) -> list[Call]:
         """Calls for the whole graph of this device, in order."""
@@ -194,20 +199,34 @@ class CpuLowering:
         return self._whole_of[tensor]
 
     def is_mirrored(self, tensor: Tensor) -> bool:
-        """Whether all devices hold the whole of this tensor."""
+        """Whether all devices of this process hold the whole of this tensor."""
         return all(graph.simple[self._whole_of[tensor]].shape == self._whole_of[tensor].shape for graph in self._graphs)
 
     # ---- collectives -------------------------------------------------------------------------------------------------------------------
 
     def all_reduce(self, part: Tensor, out: Tensor) -> None:
         """All devices meet; then each adds all summands, in device order, into its own result."""
+        if self._over_ranks is not None:
+            self._over_ranks.all_reduce(part, out)
+            return
+        self.meet()
+        if self.is_used(out):
+            n, stride = self.row_extent(out)
+            self.add_up(AddressList(self.peers(part)), out, n, stride, self.count(out))
+
+    def gather(self, piece: Tensor, out: Tensor) -> None:
+        """All devices meet; then each that needs the whole joins all pieces along axis 0."""
+        if self._over_ranks is not None:
+            self._over_ranks.gather(piece, out)
+            return
+        self.meet()
+        if self.is_used(out):
+            self.join_columns(self.peers(piece), out, out.strides[1], self.count(out), out.name)
+
+    def add_up(self, parts: AddressList, out: Place, n: int, stride: int, rows: Place) -> None:
+        """The sum of rows of n elements, `stride` bytes apart everywhere."""
         from numba_meta.kernels.cpu.reduce import all_reduce as kernel
 
-        self._meet()
-        if not self._is_used(out):
-            return
-        parts = AddressList(self._peers(part))
-        n, stride = self.row_extent(out)
         self.call(
             kernel,
             (*parts.peers, parts),
@@ -218,17 +237,14 @@ class CpuLowering:
             out=out,
             out_stride=stride,
             n=n,
-            n_rows=self.count(out),
+            n_rows=rows,
         )
 
-    def gather(self, piece: Tensor, out: Tensor) -> None:
-        """All devices meet; then each that needs the whole joins all pieces along axis 0."""
+    def join_columns(self, peers: tuple[Peer, ...], out: Place, out_stride: int, rows: Place, name: str) -> None:
+        """Rows of the peers' pieces side by side."""
         from numba_meta.kernels.cpu.reduce import gather_columns as kernel
 
-        self._meet()
-        if not self._is_used(out):
-            return
-        parts = AddressList(self._peers(piece))
+        parts = AddressList(peers)
         widths = np.array([peer.tensor.shape[0] for peer in parts.peers], np.int64)
         strides = np.array([peer.tensor.strides[1] for peer in parts.peers], np.int64)
         self.call(
@@ -236,22 +252,24 @@ class CpuLowering:
             (*parts.peers, parts),
             (out,),
             parts=parts,
-            widths=self.constant(f"{out.name}.widths", widths),
-            strides=self.constant(f"{out.name}.strides", strides),
+            widths=self.constant(f"{name}.widths", widths),
+            strides=self.constant(f"{name}.strides", strides),
             n_parts=len(parts.peers),
             out=out,
-            out_stride=out.strides[1],
-            n_rows=self.count(out),
+            out_stride=out_stride,
+            n_rows=rows,
         )
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
+        """All devices of this process wait for each other."""
         self.calls.append(Call(None, meets=True, node=self._node))
 
-    def _peers(self, own: Tensor) -> tuple[Peer, ...]:
+    def peers(self, own: Tensor) -> tuple[Peer, ...]:
+        """The tensors of all devices of this process that belong to the same tensor of the whole graph."""
         whole = self._whole_of[own]
         return tuple(Peer(graph.device, graph.simple[whole]) for graph in self._graphs)
 
-    def _is_used(self, tensor: Tensor) -> bool:
+    def is_used(self, tensor: Tensor) -> bool:
         """Whether this device computes with a tensor, or the host reads it here (outputs are read from the first device)."""
         return tensor in self._consumed or (self.device == 0 and tensor in self._own.graph.outputs)
 

@@ -69,14 +69,14 @@ class TransportLowering:
         if not self.is_read(node):
             return
         cache, streams, n_streams, n_cells = node.sources
-        whole = self._to.whole(cache)
-        per_stream = whole.shape[1] // node.params["n_streams_full"]
+        cell_bytes = self._cell_bytes(cache)
+        per_stream = cache.shape[1] // node.params["n_streams_full"]
         call = Call(
             deliver_windows,
             {
                 "source": cache,
-                "stream_bytes": per_stream * whole.strides[1],
-                "cell_bytes": whole.strides[1],
+                "stream_bytes": per_stream * cell_bytes,
+                "cell_bytes": cell_bytes,
                 "destination": node,
                 "width": node.strides[1],
                 "streams": streams,
@@ -107,7 +107,7 @@ class TransportLowering:
         if self._to.device not in (readers[:1] if self._to.is_mirrored(node) else readers):
             return
         cache, window, slot_cells, cells = node.sources
-        whole = self._to.whole(cache)
+        cell_bytes = self._cell_bytes(cache)
         call = Call(
             write_back,
             {
@@ -115,7 +115,7 @@ class TransportLowering:
                 "width": window.strides[1],
                 "slot_cells": slot_cells,
                 "host": cache,
-                "cell_bytes": whole.strides[1],
+                "cell_bytes": cell_bytes,
                 "cells": cells,
                 "n_rows": self._to.count(cells),
                 "bytes_per_second": self._link.bytes_per_second,
@@ -130,6 +130,12 @@ class TransportLowering:
             self._to.calls.append(call)
         else:
             staged.write_backs.append(call)
+
+    def _cell_bytes(self, cache: Tensor) -> int:
+        """Bytes of a cell in the host's memory: what the devices of this process hold of it, together."""
+        if self._to.is_mirrored(cache):
+            return cache.dtype.row_bytes(cache.shape[0])
+        return sum(peer.tensor.dtype.row_bytes(peer.tensor.shape[0]) for peer in self._to.peers(cache))
 
     def done_reading(self, window: Tensor) -> None:
         """The kernels that read a layer's window are enqueued: its slot may be filled again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from numba_meta.errors import PlacementError
 from numba_meta.memory.layout import Request
 from numba_meta.memory.workspace import WorkspacePlan, plan_workspace
 from numba_meta.ops.lowering import Scratch
@@ -12,6 +13,7 @@ from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.localize import DeviceGraph, localize
 from numba_meta.schedule.lower import Call, CpuLowering, EventName, Offset, Peer, Place
 from numba_meta.schedule.lower_transport import Link
+from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.transport_plan import TransportPlan
 from numba_meta.tensor import Role, Tensor
 
@@ -51,7 +53,7 @@ class StepPlan:
 
     @property
     def n_collectives(self) -> int:
-        """How often the devices meet in a step."""
+        """How often all devices, of all ranks, meet in a step."""
         return len(self.split.collectives)
 
 
@@ -62,18 +64,23 @@ def plan_step(
     alignment: int,
     transport: TransportPlan | None = None,
     links: Sequence[Link] = (),
+    ranks: Ranks | None = None,
 ) -> StepPlan:
     """Localizes and lowers a graph for every device (`n_threads[j]` threads each) and lays out their workspaces.
 
     `transport` says which deliveries go through the ring; `links` how each device is reached (none: as fast as memory).
+    With `ranks` the plan is that of this rank's devices, and all others count from its first one.
     """
-    graphs = [localize(split, device) for device in range(len(n_threads))]
+    devices = ranks.own if ranks else range(len(n_threads))
+    if len(devices) != len(n_threads):
+        raise PlacementError(f"{len(devices)} devices of this rank with {len(n_threads)} numbers of threads; expected one for each")
+    graphs = [localize(split, device, position) for position, device in enumerate(devices)]
     staged = [delivery.layer for delivery in transport.staged] if transport else []
     n_slots = transport.n_slots if transport else 0
     plans = []
     for graph, n in zip(graphs, n_threads, strict=True):
         link = links[graph.device] if links else None
-        lowering = CpuLowering(graphs, graph.device, exact, n, staged, n_slots, link)
+        lowering = CpuLowering(graphs, graph.device, exact, n, staged, n_slots, link, (ranks, split) if ranks else None)
         calls = tuple(lowering.lower())
         lives = storage_lifetimes(graph, calls, staged)
         requests = [Request(place.name, place.n_bytes, first, last) for place, (first, last) in lives.items()]
@@ -94,8 +101,8 @@ def storage_lifetimes(
 ) -> dict[Tensor | Scratch, tuple[int, int]]:
     """First and last call that uses each storage of the workspace.
 
-    A summand or piece that other devices read stays until the meeting after the one where they read it: by then all have read it.
-    Outputs stay until the end of the step.
+    What other devices read stays until the first meeting after the collective's last own one: by then all have read it. That is a summand
+    or a piece, and with ranks also the first device's result. Outputs stay until the end of the step.
     """
     lives: dict[Tensor | Scratch, tuple[int, int]] = {}
 
@@ -107,15 +114,20 @@ def storage_lifetimes(
             first, last = lives.get(storage, (index, index))
             lives[storage] = (min(first, index), max(last, index))
 
-    meetings = [index for index, call in enumerate(calls) if call.meets]
     for index, call in enumerate(calls):
         for place in (*call.reads, *call.writes):
             if not isinstance(place, Peer):
                 use(place, index)
     last_call = max(0, len(calls) - 1)
     collectives = [node for node in graph.graph.nodes if node.op in ("all_reduce", "gather")]
-    for n, node in enumerate(collectives):
-        use(node.sources[0], meetings[n + 1] if n + 1 < len(meetings) else last_call)
+    meetings = [index for index, call in enumerate(calls) if call.meets]
+    for node in collectives:
+        own = [index for index in meetings if calls[index].node == node.name]
+        if own:
+            after = next((index for index in meetings if index > own[-1]), last_call)
+            use(node.sources[0], after)
+            if len(own) > 1 and graph.device == 0:
+                use(node, after)
     if graph.device == 0:
         for output in graph.graph.outputs:
             use(output, last_call)

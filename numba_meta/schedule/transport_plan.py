@@ -55,6 +55,7 @@ class DeviceFacts:
     has_events: bool = True
     is_foreign: bool = False
     gave_up_ring: bool = False  # a graph did not fit beside its ring once: it stays ordered from then on
+    is_refused_by_peer: bool = False  # another rank cannot, and all take the same path
 
 
 class Change(Enum):
@@ -108,6 +109,11 @@ class TransportPlan:
         return self.ring is None and any(self.need_bytes)
 
     @property
+    def is_pipelined_or_empty(self) -> bool:
+        """Whether it has a ring, or nothing to deliver to any of its devices."""
+        return self.ring is not None or not any(sum(d.delivery.k_piece_bytes) + sum(d.delivery.v_piece_bytes) for d in self.decisions)
+
+    @property
     def n_slots(self) -> int:
         """Slots of the ring; 0 on the ordered path."""
         return self.ring.n_slots if self.ring else 0
@@ -158,6 +164,8 @@ def why_ordered(delivery: Delivery, devices: Sequence[DeviceFacts]) -> str | Non
             return f"{device.name} has no asynchronous copies"
         if not device.has_events:
             return f"{device.name} has no events"
+        if device.is_refused_by_peer:
+            return "another rank has no ring for it, and all ranks take the same path"
         if device.gave_up_ring:
             return f"{device.name} gave its ring up for a graph that did not fit beside it"
     return None

@@ -171,6 +171,12 @@ class SplitState:
                 return replace(self, segments=first)
         raise SplitError(f"a split ({self}) over {count} stretches: expected each to be cut alike")
 
+    def of_devices(self, devices: range) -> SplitState:
+        """The same cuts over some of the devices alone, of a tensor that holds their parts of the axis and nothing else."""
+        if not self.is_split:
+            return self
+        return replace(self, segments=tuple(Segment(s.extents[devices.start : devices.stop], s.repeat) for s in self.segments))
+
     def validate(self, shape: Sequence[int], dtype: DType, name: str = "") -> None:
         """Raises `SplitError` unless this state fits a tensor of this shape and type (`name` is for the message)."""
         if not self.is_split:

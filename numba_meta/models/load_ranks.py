@@ -1,0 +1,92 @@
+"""Loading over ranks: every rank checks its part and plans, all join or none does, and only then memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+from numba_meta.comm.communicators import forced_name, offered_names
+from numba_meta.comm.errors import RankError
+from numba_meta.comm.failure import RankLaunch
+from numba_meta.comm.join import JoinRequest
+from numba_meta.comm.mpi import MpiCommunicator, cpu_factories
+from numba_meta.comm.record import facts_of
+from numba_meta.devices.host_memory import available_bytes
+from numba_meta.models.config import ModelConfig, read_config
+from numba_meta.models.gguf import GGUFFile
+from numba_meta.models.load_plan import LoadOptions, LoadPlan, choose_threads, plan_load
+from numba_meta.models.planner import leaf_state, smallest_graph
+from numba_meta.models.ranks import RankGroup, check_host_memory, leaf_of_devices
+from numba_meta.models.state_file import identify_model
+from numba_meta.models.weights import plan_weights
+from numba_meta.schedule.ranks import Ranks, ReductionTable
+from numba_meta.split.policy import describe_cuts
+from numba_meta.split.rules import TensorFacts
+from numba_meta.tensor import Role
+
+_OWN = ("threads",)  # options that ranks need not share
+
+
+class RankLoad:
+    """One load of this rank, until the model owns what it opened."""
+
+    def __init__(self, launch: RankLaunch, options: LoadOptions) -> None:
+        self._launch = launch
+        self._options = options
+        self._file: GGUFFile | None = None
+
+    def join(self, open_file: Callable[[], GGUFFile]) -> tuple[GGUFFile, ModelConfig, LoadPlan, RankGroup]:
+        """The file and what is decided for this rank, once all ranks have agreed. Raises the same error on every rank."""
+        launch, planned = self._launch, list[tuple[GGUFFile, ModelConfig, LoadPlan]]()
+
+        def prepare() -> JoinRequest:
+            file = self._file = open_file()
+            config = read_config(file)
+            tensors = {name: TensorFacts(info.dtype, info.shape) for name, info in file.tensors.items()}
+            plan = plan_load(config, tensors, self._options, launch.rank, launch.size)
+            planned.append((file, config, plan))
+            return self._request(file, config, plan, tensors)
+
+        joined = launch.join(prepare, release=self.close)
+        ((file, config, plan),) = planned
+        check_host_memory(joined)
+        n_threads = choose_threads(self._options.threads or joined.threads(), len(plan.specs))
+        ranks = Ranks(launch.rank, plan.rank_devices, self._table())
+        return file, config, replace(plan, n_threads=n_threads), RankGroup(launch, joined, ranks)
+
+    def _request(self, file: GGUFFile, config: ModelConfig, plan: LoadPlan, tensors: dict[str, TensorFacts]) -> JoinRequest:
+        identity = identify_model(file, config.shape.n_layer, config.shape.n_vocab)
+        options = {name: value for name, value in asdict(self._options).items() if name not in _OWN}
+        return JoinRequest(
+            facts_of(str(identity).encode() + identity.digest.encode(), "; ".join(describe_cuts(plan.cuts)), options),
+            offers=offered_names(self._launch.world, cpu_factories()),
+            forced=forced_name(),
+            needed_host_bytes=needed_bytes(config, plan, tensors, self._launch.rank),
+            available_host_bytes=available_bytes(),
+        )
+
+    def _table(self) -> ReductionTable:
+        reduction = self._launch.reduction or self._launch.negotiate(cpu_factories())
+        communicator = reduction.communicators[0]
+        if not isinstance(communicator, MpiCommunicator):
+            raise RankError(f"the ranks agreed on {communicator.name}, which a recorded step on CPU devices cannot use; use mpi or pairwise")
+        return communicator.table
+
+    def close(self) -> None:
+        """Closes the file, where the load ended early."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def needed_bytes(config: ModelConfig, plan: LoadPlan, tensors: dict[str, TensorFacts], rank: int) -> int:
+    """Bytes of weights and caches, on devices and in the host, that a rank will keep."""
+    leaves, state = smallest_graph(config, tensors, plan).leaves, leaf_state(plan.cuts)
+    devices = plan.rank_devices[rank]
+    weights = plan_weights([leaf for leaf in leaves if leaf.role is Role.WEIGHT], plan.cuts.weights, plan.rank_devices[-1].stop, devices)
+    total = sum(weights.n_bytes)
+    for leaf in leaves:
+        if leaf.role in (Role.CACHE, Role.HOST):
+            copies = len(devices) if leaf.role is Role.CACHE and not state(leaf).is_split else 1
+            total += copies * leaf_of_devices(leaf, state(leaf), devices).n_bytes
+    return total
