@@ -1,8 +1,9 @@
 """The `numba-meta` command (page 6 of the design): command lines come in, text goes to standard output, all else to standard error.
 
-    app.py        the group of commands             generate.py chat.py bench.py plan.py devices.py pull.py info.py   one command each
+    app.py        the group of commands             generate.py chat.py bench.py plan.py devices.py pull.py info.py launch.py: one each
     options.py    options that commands share       session.py    the only file here that calls the Python API of a model
     plan_report.py  a forecast in words
+    as_rank.py    this process as one of several ranks
     terminal.py   lines, progress, tables           machine.py    what `devices` measures
 
 Exit status: 0, 1 (failed), 2 (wrong use); 130 after Ctrl-C, 141 when the reader of a pipe has gone. Heavy modules are imported where a
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from numba_meta.cli.app import State, app
+from numba_meta.cli.as_rank import as_rank
 from numba_meta.cli.terminal import say
 from numba_meta.errors import NumbaMetaError
 
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _never_fail_to_encode()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        with _warnings_in_one_line(), app.make_context("numba-meta", words, obj=state) as context:
+        with as_rank() as state.launch, _warnings_in_one_line(), app.make_context("numba-meta", words, obj=state) as context:
             app.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as exit_request:

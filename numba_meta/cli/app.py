@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +13,12 @@ from numba_meta.cli.chat import chat
 from numba_meta.cli.devices import devices
 from numba_meta.cli.generate import generate
 from numba_meta.cli.info import info
+from numba_meta.cli.launch import launch
 from numba_meta.cli.plan import plan
 from numba_meta.cli.pull import pull
+
+if TYPE_CHECKING:
+    from numba_meta.comm.failure import RankLaunch
 
 
 @dataclass
@@ -21,6 +26,7 @@ class State:
     """What one run of the command line knows outside its commands."""
 
     debug: bool = False
+    launch: RankLaunch | None = None  # None: this process works alone
 
 
 def _set_debug(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -42,10 +48,11 @@ def app() -> None:
       numba-meta plan smollm2 --no-kv-offload --device "cpu:0?link=5.3,cpu:0?link=2.7"
       numba-meta devices
       numba-meta info gemma3
+      numba-meta launch -n 2 -- generate smollm2 "The lighthouse keeper"
     """
 
 
-for command in (generate, chat, bench, plan, devices, pull, info):
+for command in (generate, chat, bench, plan, devices, pull, info, launch):
     command.params.append(
         click.Option(["--debug"], is_flag=True, expose_value=False, is_eager=True, callback=_set_debug, help="Show tracebacks.")
     )

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from numba_meta.cli.as_rank import check_alone
 from numba_meta.cli.options import GENERATION_OPTIONS, LOAD_OPTIONS, VERBOSE_OPTION, GenerationOptions, LoadOptions, gathered
-from numba_meta.cli.session import Message, after_generation, chat_prompt, decisions, generation_arguments, open_model, traced
+from numba_meta.cli.session import (
+    Message,
+    after_generation,
+    chat_prompt,
+    current_launch,
+    decisions,
+    generation_arguments,
+    open_model,
+    traced,
+)
 from numba_meta.cli.terminal import Progress, say
 from numba_meta.errors import ContextFullError
 
@@ -36,6 +46,7 @@ def chat(model: str, predict: int, system: str | None, generation: GenerationOpt
       numba-meta chat smollm2 --system "Answer in one sentence." --temp 0.7 --top-p 0.9
       printf 'Hello\\nAnd in French?\\n' | numba-meta chat smollm2
     """
+    check_alone(current_launch(), "chat")
     progress = Progress()
     with open_model(model, load, 1, progress) as loaded:
         progress.clear()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from numba_meta.cli.as_rank import check_alone
 from numba_meta.cli.options import (
     GENERATION_OPTIONS,
     LOAD_OPTIONS,
@@ -16,7 +17,7 @@ from numba_meta.cli.options import (
     LoadOptions,
     gathered,
 )
-from numba_meta.cli.session import after_generation, chat_prompt, decisions, generation_arguments, open_model, traced
+from numba_meta.cli.session import after_generation, chat_prompt, current_launch, decisions, generation_arguments, open_model, traced
 from numba_meta.cli.terminal import Progress, say
 from numba_meta.errors import UsageError
 
@@ -59,6 +60,8 @@ def generate(
       numba-meta generate smollm2 "A lamp" --no-kv-offload --device "cpu:0?link=5.3,cpu:0?link=2.7" -v
       echo "Once upon a time" | numba-meta generate model.gguf --file - --exact
     """
+    if file == "-":
+        check_alone(current_launch(), "--file -")
     texts = read_prompts(prompts, file)
     if len(texts) > 1 and (prompt_cache is not None or generation.context_shift):
         raise UsageError("--prompt-cache and --context-shift are for one prompt; give one")

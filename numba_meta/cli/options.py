@@ -139,10 +139,10 @@ BATCH_OPTIONS: tuple[Decorator, ...] = (
 LOAD_OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "-dev", "--device", "devices", default="cpu:0", show_default=True, metavar="LIST",
-        help="Devices to run on: cpu:0,cpu:0 are two devices on this CPU, cpu:0?mem=2G has 2 GiB of memory.",
+        help="Devices to run on: cpu:0,cpu:0 are two devices on this CPU, cpu:0?mem=2G has 2 GiB of memory; a semicolon ends a rank's list.",
     ),
     click.option("-ts", "--tensor-split", metavar="W,…", help="What part of the model each device gets, like 55,45.  [default: equal]"),
-    _number("-t", "--threads", help="CPU threads over all devices.  [default: all cores]"),
+    _number("-t", "--threads", help="CPU threads over all devices of a process.  [default: all cores]"),
     _number("-c", "--ctx-size", least=0, default=0, help="Tokens that the KV cache has room for.  [default: what the model allows]"),
     click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys.  [default: f16, f32 with --exact]"),
     click.option("-ctv", "--cache-type-v", type=CACHE_TYPE, help="Type of the cached values.  [default: f16, f32 with --exact]"),

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import click
+
 import numba_meta
 from numba_meta.cli.options import GenerationOptions, LoadOptions
 from numba_meta.cli.terminal import Progress
@@ -15,6 +17,7 @@ from numba_meta.errors import UsageError
 from numba_meta.memory.placement import WHOLE_SHARE
 
 if TYPE_CHECKING:
+    from numba_meta.comm.failure import RankLaunch
     from numba_meta.models.model import Model
 
 Message = dict[str, str]
@@ -37,7 +40,14 @@ BENCH_TEXT = (
 
 def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress) -> Model:
     """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many."""
-    return numba_meta.load(name, **load_arguments(load, n_prompts), progress=progress)
+    launch = current_launch()
+    return numba_meta.load(name, **load_arguments(load, n_prompts), progress=progress, **({"ranks": launch} if launch else {}))
+
+
+def current_launch() -> RankLaunch | None:
+    """The ranks that run this command; None in a process that works alone."""
+    launch: RankLaunch | None = getattr(click.get_current_context().find_root().obj, "launch", None)
+    return launch
 
 
 def load_arguments(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class RankLoad:
         reduction = self._launch.reduction or self._launch.negotiate(cpu_factories())
         communicator = reduction.communicators[0]
         if not isinstance(communicator, MpiCommunicator):
-            raise RankError(f"the ranks agreed on {communicator.name}, which a recorded step on CPU devices cannot use; use mpi or pairwise")
+            raise RankError(f"the ranks agreed on {communicator.name}, which steps on CPU devices cannot use; use mpi")
         return communicator.table
 
     def close(self) -> None:

@@ -1,0 +1,57 @@
+"""`numba-meta launch`: starts ranks with the flags that mpirun needs here, for people who do not want to know them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from numba_meta.errors import UsageError
+
+# By Open MPI's version: 5 reads the first of a pair, 4 the second. More ranks than cores are allowed, and no rank is bound to one core:
+# ranks divide the cores of a host among themselves.
+_SETTINGS = {
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+}
+_ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@click.command(short_help="Start a command as several ranks.", context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, metavar="N", help="Processes to start on this machine.")
+@click.argument("command", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
+def launch(ranks: int, command: tuple[str, ...]) -> None:
+    """Run a numba-meta COMMAND as N processes that hold one model together.
+
+    Devices are those of one process, or of each between semicolons. For several machines use mpirun itself.
+
+    \b
+    Examples:
+      numba-meta launch -n 2 -- generate smollm2 "The lighthouse keeper"
+      numba-meta launch -n 2 -- generate smollm2 "A lamp" --device "cpu:0,cpu:0;cpu:0"
+    """
+    program = find_mpirun(os.environ)
+    arguments = [program, "-n", str(ranks), sys.executable, "-m", "numba_meta", *command]
+    sys.stdout.flush()
+    # The launcher takes this process's place: signals and its exit status need nobody in between.
+    os.execve(program, arguments, launch_environment(os.environ, os.geteuid() == 0))
+
+
+def launch_environment(environ: Mapping[str, str], is_root: bool) -> dict[str, str]:
+    """The environment for mpirun; what is set already stays."""
+    return {**_SETTINGS, **(_ROOT_SETTINGS if is_root else {}), **environ}
+
+
+def find_mpirun(environ: Mapping[str, str]) -> str:
+    """mpirun beside this Python (the `mpi` extra), else on the path. Raises `UsageError` where there is none."""
+    folders = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", "")])
+    found = shutil.which("mpirun", path=folders)
+    if found is None:
+        raise UsageError("there is no mpirun beside this Python nor on the path; install numba-meta[mpi], which brings one")
+    return found
