@@ -40,8 +40,10 @@ BENCH_TEXT = (
 
 def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress) -> Model:
     """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many."""
-    launch = current_launch()
-    return numba_meta.load(name, **load_arguments(load, n_prompts), progress=progress, **({"ranks": launch} if launch else {}))
+    arguments = load_arguments(load, n_prompts)
+    if (launch := current_launch()) is not None:
+        arguments["ranks"] = launch
+    return numba_meta.load(name, **arguments, progress=progress)
 
 
 def current_launch() -> RankLaunch | None:

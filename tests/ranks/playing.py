@@ -1,0 +1,85 @@
+"""A case of a model over ranks, and what it gives: the same code in one process and in each rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numba_meta as nm
+from numba_meta.errors import UsageError
+from numba_meta.models.model import Model
+
+PROMPT = tuple((31 * i) % 290 + 5 for i in range(40))
+OPTIONS: dict[str, Any] = {"ctx_size": 512, "ubatch_size": 32}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A load and what is done with the model. `of_rank`: fields that are others on a rank, by its number."""
+
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)
+    prompt: Sequence[int] = PROMPT
+    n_tokens: int = 12
+    play: str = "greedy"
+    of_rank: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def play(case: Case, ranks: Any = None) -> dict[str, Any]:
+    """What a case gives, as JSON: `ids`, a digest of the logits' bits, the transport's path, and more by the way it is played."""
+    with nm.load(case.path, **{**OPTIONS, "exact": True, **case.options}, ranks=ranks) as model:
+        return WAYS[case.play](model, case)
+
+
+def _greedy(model: Model, case: Case) -> dict[str, Any]:
+    ids = model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True)
+    logits = model.logits(case.prompt)
+    stats = model.transport.stats
+    return {
+        "ids": ids,
+        "bits": hashlib.sha256(logits.tobytes()).hexdigest(),
+        "path": stats["path"],
+        "reason": stats["reason"],
+        "host_bytes": model.context.host_cache_bytes,
+        "weight_bytes": sum(device.weight_bytes for device in model.plan.devices),
+    }
+
+
+def _batch(model: Model, case: Case) -> dict[str, Any]:
+    """Four sequences at once, which must each give what one alone gives."""
+    prompts = [list(case.prompt[i:]) for i in range(4)]
+    return {"ids": model.generate_many(prompts, case.n_tokens, ignore_eos=True)}
+
+
+def _sampled(model: Model, case: Case) -> dict[str, Any]:
+    """Drawn twice without a seed, once with one."""
+    drawn = [model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True, temperature=2.0) for _ in range(2)]
+    return {"drawn": drawn, "seeded": model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True, temperature=2.0, seed=7)}
+
+
+def _edited(model: Model, case: Case) -> dict[str, Any]:
+    """The cache is shifted while a text grows, then copied, cut and gone on from."""
+    ids = model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True, context_shift=True, keep=4)
+    model.cache.copy(0, 1)
+    model.cache.clear(0)
+    model.cache.copy(1, 0)
+    model.cache.remove(0, 8, 12)
+    tokens = model.cache.tokens(0)
+    logits = model.context.decode((tokens[-1],), (0,), (0,))
+    return {"ids": ids, "tokens": tokens, "bits": hashlib.sha256(logits.tobytes()).hexdigest()}
+
+
+def _refused(model: Model, case: Case) -> dict[str, Any]:
+    """What ranks cannot do yet says so, and nothing else is harmed."""
+    said = []
+    for work in (model.save_state, model.load_state):
+        try:
+            work("state")
+        except UsageError as error:
+            said.append(str(error))
+    return {"said": said, "ids": model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True)}
+
+
+WAYS = {"greedy": _greedy, "batch": _batch, "sampled": _sampled, "edited": _edited, "refused": _refused}

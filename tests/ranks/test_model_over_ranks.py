@@ -1,0 +1,171 @@
+"""One model over ranks gives what one process gives: tokens always, bits wherever summands are added in the same order."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpirun import Launch, needs_mpi
+from ranks.playing import Case, play
+from synthetic import write_model
+
+pytestmark = needs_mpi
+PLAY = str(Path(__file__).parent / "programs" / "play.py")
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    sizes: dict[str, Any] = {"n_layer": 3, "n_embd": 128, "head_dim": 32, "n_ff": 256, "types": "q8_0", "context_length": 2048}
+    llama = write_model(folder / "llama.gguf", n_head=8, n_head_kv=4, n_vocab=300, seed=41, **sizes)
+    gemma = write_model(folder / "gemma3.gguf", "gemma3", n_head=4, n_head_kv=2, n_vocab=320, seed=42, **sizes)
+    return {"llama": str(llama), "gemma3": str(gemma)}
+
+
+def over_ranks(n: int, folder: Path, cases: list[Case]) -> list[list[dict[str, Any]]]:
+    """What each rank played, by case and rank."""
+    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+    ended = Launch(n, folder, str(folder), str(folder / "cases.json"), program=PLAY, PYTHONPATH=TESTS).end(240)
+    assert ended.status == 0 and ended.ranks == dict.fromkeys(range(n), 0) and ended.left == [], ended.stderr
+    by_rank = [json.loads((folder / f"played.{rank}.json").read_text()) for rank in range(n)]
+    return [list(each) for each in zip(*by_rank, strict=True)]
+
+
+TESTS = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"
+
+
+def in_one_process(options: dict[str, Any], devices: str) -> dict[str, Any]:
+    return {**options, "devices": devices.replace(";", ",")}
+
+
+def check_same(models: dict[str, str], n: int, folder: Path, loads: list[dict[str, Any]], same_bits: bool = True) -> None:
+    """Every load, on every rank, against one process with the same devices. Loads name the devices of every rank."""
+    cases = [Case(path, options) for path in models.values() for options in loads]
+    for case, by_rank in zip(cases, over_ranks(n, folder, cases), strict=True):
+        alone = play(Case(case.path, in_one_process(case.options, case.options["devices"])))
+        host = case.options.get("kv") == "host"
+        for one in by_rank:
+            assert one["ids"] == alone["ids"], case
+            assert not same_bits or one["bits"] == alone["bits"], case
+            assert one["path"] in (("pipelined", "ordered") if host else ("device",)), case
+        assert sum(one["host_bytes"] for one in by_rank) == alone["host_bytes"] and (alone["host_bytes"] > 0) == host
+        assert sum(one["weight_bytes"] for one in by_rank) == alone["weight_bytes"]
+        staged = [one for one in by_rank if one["host_bytes"]]
+        assert {one["path"] for one in staged} == ({"pipelined"} if host else set()), case
+
+
+def both(*loads: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each load with the cache on the devices and in the hosts."""
+    return [{**load, "kv": kv} for load in loads for kv in ("device", "host")]
+
+
+ONE_EACH = {n: ";".join(["cpu:0"] * n) for n in range(1, 5)}
+
+
+def test_two_ranks_give_what_one_process_gives(models, tmp_path):
+    uneven = {"devices": "cpu:0,cpu:0;cpu:0", "tensor_split": "1,2,3"}
+    check_same({"llama": models["llama"]}, 2, tmp_path, [{"devices": ONE_EACH[2]}, *both(uneven)])
+
+
+@slow
+@pytest.mark.parametrize(
+    ("n", "loads"),
+    [
+        (1, both({"devices": "cpu:0"}, {"devices": "cpu:0,cpu:0"})),
+        (2, both({"devices": ONE_EACH[2]}, {"devices": ONE_EACH[2], "tensor_split": "70,30"})),
+        (2, both({"devices": ONE_EACH[2], "tensor_split": "1,0"}, {"devices": ONE_EACH[2], "tensor_split": "0,1"})),
+        (2, both({"devices": "cpu:0,cpu:0;cpu:0"}, {"devices": "cpu:0,cpu:0;cpu:0", "tensor_split": "0,0,1"})),
+        (3, both({"devices": ONE_EACH[3]}, {"devices": ONE_EACH[3], "tensor_split": "1,0,2"})),
+        (4, both({"devices": ONE_EACH[4]}, {"devices": ONE_EACH[4], "tensor_split": "3,1,1,2"})),
+    ],
+)
+def test_ranks_give_what_one_process_gives(models, n, loads, tmp_path):
+    check_same(models, n, tmp_path, loads)
+
+
+@slow
+def test_ranks_of_several_devices_each(models, tmp_path):
+    """Each rank adds its own summands first: another order of addition than one process has, so tokens alone are the same."""
+    check_same(models, 2, tmp_path, both({"devices": "cpu:0,cpu:0;cpu:0,cpu:0"}, {"devices": "cpu:0;cpu:0,cpu:0"}), same_bits=False)
+
+
+@slow
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_deterministic_bits_are_the_same_on_any_ranks(models, n, exact, tmp_path):
+    options = {"deterministic": True, "exact": exact}
+    devices = [ONE_EACH[n], *(["cpu:0,cpu:0;cpu:0"] if n == 2 else [])]
+    loads = [{**options, "devices": each, "kv": kv} for each in devices for kv in ("device", "host")]
+    cases = [Case(path, load) for path in models.values() for load in loads]
+    for case, by_rank in zip(cases, over_ranks(n, tmp_path, cases), strict=True):
+        alone = play(Case(case.path, {**options, "devices": "cpu:0"}))
+        assert {(one["bits"], tuple(one["ids"])) for one in by_rank} == {(alone["bits"], tuple(alone["ids"]))}, case
+
+
+@slow
+def test_batches_and_edits_and_draws(models, tmp_path):
+    """Sequences together; shift, copy and remove in a cache of which each rank has its heads; one seed for all ranks."""
+    ways = [
+        ("batch", {"parallel": 4}), ("batch", {"parallel": 4, "kv": "host"}), ("edited", {"parallel": 2, "ctx_size": 112}),
+        ("edited", {"parallel": 2, "ctx_size": 112, "kv": "host"}), ("sampled", {}),
+    ]  # fmt: skip
+    devices = {"devices": ONE_EACH[2], "tensor_split": "3,1"}
+    cases = [Case(path, {**options, **devices}, play=way, n_tokens=24) for path in models.values() for way, options in ways]
+    for case, by_rank in zip(cases, over_ranks(2, tmp_path, cases), strict=True):
+        assert by_rank[0] == by_rank[1], case
+        alone = play(Case(case.path, in_one_process(case.options, ONE_EACH[2]), play=case.play, n_tokens=24))
+        if case.play == "sampled":
+            assert by_rank[0]["seeded"] == alone["seeded"] and by_rank[0]["drawn"][0] != by_rank[0]["drawn"][1]
+        else:
+            assert by_rank[0] == alone, case
+
+
+@slow
+def test_all_ranks_take_the_ordered_path_where_one_must(models, tmp_path):
+    load = {"devices": "cpu:0;cpu:0?pin=0", "kv": "host"}
+    ((first, second),) = over_ranks(2, tmp_path, [Case(models["llama"], load)])
+    assert first["ids"] == second["ids"] == play(Case(models["llama"]))["ids"]
+    assert first["path"] == second["path"] == "ordered"
+    assert "another rank has no ring" in first["reason"] and "not pinned" in second["reason"]
+
+
+@slow
+def test_what_ranks_cannot_do_yet(models, tmp_path):
+    ((first, second),) = over_ranks(2, tmp_path, [Case(models["llama"], {}, play="refused")])
+    assert first == second and first["ids"] == play(Case(models["llama"]))["ids"]
+    assert [text.split(":")[0] for text in first["said"]] == ["2 ranks cannot save a state yet", "2 ranks cannot load a state yet"]
+
+
+@slow
+@pytest.mark.parametrize(
+    ("options", "of_rank", "reason"),
+    [
+        ({}, {"1": {"options": {"ctx_size": 256}}}, "has ctx_size 256, rank 0"),
+        ({"devices": "cpu:0;cpu:0;cpu:0"}, {}, "are those of 3 ranks, and 2 ranks run"),
+        ({"devices": "cpu:0;cpu:1"}, {}, "device cpu:1 is not there"),
+        ({"devices": "cpu:0;cpu:0?mem=40K"}, {}, "): cpu:0: weights needs"),
+        ({"tensor_split": "1,2,3"}, {}, "tensor-split"),
+    ],
+)
+def test_a_load_that_fails_ends_all_ranks_with_one_reason(models, options, of_rank, reason, tmp_path):
+    (tmp_path / "cases.json").write_text(json.dumps([asdict(Case(models["llama"], options, of_rank=of_rank))]))
+    ended = Launch(2, tmp_path, str(tmp_path), str(tmp_path / "cases.json"), program=PLAY, PYTHONPATH=TESTS).end(60)
+    said = [line for line in ended.stderr.splitlines() if line.startswith("numba-meta: ")]
+    assert len(said) == 1 and reason in said[0], ended.stderr
+    assert ended.status != 0 and sorted(ended.ranks) == [0, 1] and all(ended.ranks.values()) and ended.left == []
+
+
+@slow
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_real_models_give_the_reference_ids(name, n, tmp_path, request, data_folder):
+    one = json.loads((data_folder / f"numpy_f32_{name}.json").read_text())["prompts"][0]
+    ids = next(p["ids"] for p in json.loads((data_folder / f"{name}.json").read_text())["prompts"] if p["name"] == one["name"])
+    path = str(request.getfixturevalue(f"{name}_path"))
+    cases = [Case(path, {"kv": kv}, ids, 48) for kv in ("device", "host")]
+    for by_rank in over_ranks(n, tmp_path, cases):
+        assert [played["ids"] for played in by_rank] == [one["greedy_ids"]] * n
