@@ -4,8 +4,8 @@
     python benchmarks/overlap.py --architecture gemma3 --steps 32
 
 Each device has one compute thread and a link of its own, as fast as the wanted part of copies asks for. Compute times of every call are
-the medians of traced steps of the ordered path; the bound follows from them and from the links' speeds alone. Steps are measured untraced,
-ordered and pipelined in turns. `--quantile 0.1` takes the fastest tenth in place of medians, for a machine that is busy with other things.
+the medians of traced steps of the ordered path; the bound follows from them and from the links' speeds alone. Traced and untraced, ordered
+and pipelined steps take turns. `--quantile 0.1` takes the fastest tenth in place of medians, for a machine that is busy with other things.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def one_step(case: Case, model: Model) -> float:
     return took
 
 
-def traced(case: Case, model: Model, n_steps: int = 32) -> Sequence[StepTrace]:
+def traced(case: Case, model: Model, n_steps: int) -> Sequence[StepTrace]:
     with model.record_timeline(n_steps) as timelines:
         for _ in range(n_steps):
             one_step(case, model)
@@ -124,16 +124,18 @@ def measure(case: Case, n_devices: int, ratio: float, depths: Sequence[int], lin
     speeds = choose_links(case, n_devices, ratio, link_shares)
     devices = ",".join(f"cpu:0?link={speed / 1e9:.9f}" for speed in speeds)
     models = {depth: prepared(case, devices, depth) for depth in dict.fromkeys((0, *depths))}
+    traces: list[StepTrace] = []
+    steps: dict[int, list[float]] = {depth: [] for depth in models}
     try:
-        traces = traced(case, models[0])
-        seconds = call_seconds(case, traces)
-        walked = case.typical([max(s.whole[1] for s in t.streams) / 1e9 - min(s.whole[0] for s in t.streams) / 1e9 for t in traces])
-        steps: dict[int, list[float]] = {depth: [] for depth in models}
         for _ in range(-(-case.n_steps // _BLOCK)):
+            one_step(case, models[0])  # its threads are awake again
+            traces += traced(case, models[0], _BLOCK)
             for depth, model in models.items():
-                one_step(case, model)  # its threads are awake again
+                one_step(case, model)
                 steps[depth] += [one_step(case, model) for _ in range(_BLOCK)]
-        around = max(0.0, case.typical([one_step(case, models[0]) for _ in range(32)]) - walked)  # what Python does before and after
+        seconds = call_seconds(case, traces)
+        walked = case.typical([(max(s.whole[1] for s in t.streams) - min(s.whole[0] for s in t.streams)) / 1e9 for t in traces])
+        around = max(0.0, case.typical(steps[0]) - walked)  # what Python does before and after
         bounds = {depth: bound_of(model, seconds, traces[-1].windows, speeds) + around for depth, model in models.items()}
         return [Measured(n_devices, ratio, depth, case.typical(steps[depth]), bounds[depth]) for depth in models]
     finally:
@@ -167,12 +169,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--quantile", type=float, default=0.5)
     parser.add_argument("--devices", type=int, nargs="+", default=(1, 2))
-    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--ratios", type=float, nargs="+", default=(0.5, 1.0, 3.0))
     parser.add_argument("--depths", type=int, nargs="+", default=(1, 2, 4))
     options = parser.parse_args()
-    sizes: dict[str, Any] = {"n_layer": options.layers, "n_embd": 512, "n_head": 8, "n_head_kv": 4, "head_dim": 64, "n_ff": 1536}
+    sizes: dict[str, Any] = {"n_layer": options.layers, "n_embd": 512, "n_head": 8, "n_head_kv": 4, "head_dim": 64, "n_ff": 4096}
     with tempfile.TemporaryDirectory() as folder:
         path = write_model(
             Path(folder) / "model.gguf", options.architecture, n_vocab=4096, types="q8_0", context_length=8192, sliding_window=512, **sizes

@@ -10,37 +10,33 @@ import statistics
 import time
 
 import numba_meta as nm
-from numba_meta.devices.cpu import CpuStep
+from numba_meta.models.recordings import Capacity
 
 
 def profile(name: str, devices: str, n_tokens: int, rounds: int) -> None:
     """Prints milliseconds a step and the part outside compiled code, a median over rounds."""
     seconds_inside = 0.0
-    whole_run = CpuStep._call  # the compiled code and nothing else
-
-    def timed(self: CpuStep) -> None:
-        nonlocal seconds_inside
-        begin = time.perf_counter()
-        whole_run(self)
-        seconds_inside += time.perf_counter() - begin
-
     with nm.load(name, devices=devices, ctx_size=2048) as model:
         ids = model.tokenize("The lighthouse keeper climbed the spiral stairs")
         model.generate_ids(ids, n_tokens, ignore_eos=True)
-        outside, step = [], []
-        CpuStep._call = timed  # type: ignore[method-assign]
-        try:
-            for _ in range(rounds):
-                generated = model._generated(ids, n_tokens, True, False, {})
-                next(generated)  # the prompt
-                seconds_inside, begin = 0.0, time.perf_counter()
-                n_steps = sum(1 for _ in generated)
-                whole = time.perf_counter() - begin
-                outside.append(1 - seconds_inside / whole)
-                step.append(whole / n_steps)
-        finally:
-            CpuStep._call = whole_run  # type: ignore[method-assign]
-    print(f"| {name} | {devices} | {1e3 * statistics.median(step):.2f} ms | {100 * statistics.median(outside):.1f}% |")
+        step = model.context.recording(Capacity(1, 1))._step
+        compiled = step._call  # the one call into compiled code
+
+        def timed(*arguments: int) -> None:
+            nonlocal seconds_inside
+            begin = time.perf_counter()
+            compiled(*arguments)
+            seconds_inside += time.perf_counter() - begin
+
+        step._call = timed
+        outside, seconds = [], []
+        for _ in range(rounds):
+            seconds_inside = 0.0
+            model.generate_ids(ids, n_tokens, ignore_eos=True)
+            timings = model.timings
+            outside.append(1 - seconds_inside / timings.generation_seconds)
+            seconds.append(timings.generation_seconds / timings.n_generated)
+    print(f"| {name} | {devices} | {1e3 * statistics.median(seconds):.2f} ms | {100 * statistics.median(outside):.1f}% |")
 
 
 def main() -> None:

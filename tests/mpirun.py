@@ -65,9 +65,13 @@ class Launch:
         self.since = time.monotonic()
         os.kill(self._pid("pid", rank), number)
 
-    def signal_launcher(self, number: int) -> None:
+    def signal_launcher(self, number: int, whole_group: bool = False) -> None:
+        """`whole_group`: as a terminal does for Ctrl-C."""
         self.since = time.monotonic()
-        self.process.send_signal(number)
+        if whole_group:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
 
     def end(self, seconds: float = 60) -> Ended:
         """Waits for the end; kills what is still there after `seconds`, which `left` then shows."""

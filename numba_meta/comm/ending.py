@@ -29,12 +29,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Ending:
-    """What this rank does: end with `exit_status`, and say `message` if it is the speaker."""
+    """What this rank does: end with `exit_status`; rank `speaker` says `message`, which this one is if it `speaks`."""
 
     event: Event
     message: str
     exit_status: int
     speaks: bool
+    speaker: int = 0
 
 
 def choose_ending(events: Sequence[Event], own_rank: int, gone: frozenset[int]) -> Ending:
@@ -46,7 +47,7 @@ def choose_ending(events: Sequence[Event], own_rank: int, gone: frozenset[int]) 
     same = {each.rank for each in events if each.kind == event.kind == "raised" and each.reason == event.reason}
     message = event.reason if len(same) > 1 else event.message
     speaker = min(rank for rank in range(own_rank + 1) if rank not in gone or rank == own_rank)
-    return Ending(event, message, event.exit_status or 1, speaks=speaker == own_rank)
+    return Ending(event, message, event.exit_status or 1, speaks=speaker == own_rank, speaker=speaker)
 
 
 def killed(rank: int, host: str) -> Event:

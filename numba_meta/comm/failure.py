@@ -28,11 +28,11 @@ from numba_meta.comm.join import TIMEOUT_VARIABLE, Joined, JoinRequest, agree, j
 from numba_meta.comm.launch import detect_launch
 from numba_meta.comm.mesh import connect_mesh
 from numba_meta.comm.mpi_world import MpiWorld, open_world
-from numba_meta.comm.watchdog import Watchdog, end_process
+from numba_meta.comm.watchdog import SPEAKER_SECONDS, Watchdog, end_process
 from numba_meta.comm.world import World
 from numba_meta.errors import NumbaMetaError
 
-_PATIENCE_SECONDS = 1.0
+_PATIENCE_SECONDS = 2.0
 _FINALIZE_SECONDS = 10.0  # all ranks are done by then; MPI has only to tidy up
 
 
@@ -172,8 +172,8 @@ def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) 
         traceback.print_exception(error)
     if isinstance(error, JoinError):  # the same on all ranks
         if error.speaker != watchdog.rank:
-            event = Event("raised", watchdog.rank, watchdog.host, str(error))
-            end_process(Ending(event, str(error), error.exit_status, speaks=False))
+            time.sleep(SPEAKER_SECONDS)  # less, where the speaker's end makes the launcher end this rank
+            os._exit(error.exit_status)
         raise error
     kind, reason, exit_status = describe_error(error)
     if running is None:  # MPI could not start, mostly on all ranks alike: the first one's end takes the others along
@@ -190,7 +190,7 @@ def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) 
             pass
     ending = watchdog.report(kind, reason, exit_status)
     if not ending.speaks:
-        end_process(ending)
+        watchdog.end_silently(ending)
     if ending.event.rank == watchdog.rank or reason == ending.event.reason:
         raise error
     raise _Told(ending.message, ending.exit_status) from None

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
 from numba_meta.comm.ending import Ending, Event, Kind, choose_ending, killed, silent
 from numba_meta.comm.mesh import Peer
@@ -24,7 +25,7 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0  # 30 heartbeats missed
 GATHER_SECONDS = 0.2  # after the first event: others that happened with it, one of which may be the cause
 SIGNAL_SECONDS = 0.05  # the same after SIGTERM: Open MPI's launcher sends SIGKILL a quarter of a second later
-SPEAKER_SECONDS = 0.1  # by which the speaker goes before those who end in silence
+SPEAKER_SECONDS = 2.0  # for the speaker to end first: a launcher that sees a rank end kills the others, whatever they had to say
 UNWIND_SECONDS = 1.0  # for the main thread to end by itself after Ctrl-C or its own error
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -45,6 +46,8 @@ class Watchdog:
         self._vanished: set[int] = set()  # closed without a word
         self._told: set[int] = set()  # said why they end: those speak for themselves
         self._finished: set[int] = set()  # said goodbye
+        self._speaker_left = threading.Event()
+        self._terminated = False  # by SIGTERM: others' ends are under way
         self._handed_over = False  # the main thread has the ending, and raises it
         self._saying_goodbye = False
         self._stopping = False
@@ -81,14 +84,20 @@ class Watchdog:
     def report(self, kind: Kind, reason: str, exit_status: int = 1) -> Ending:
         """This rank fails: tells the others, and returns what the caller has to do: raise the reason, or end in silence.
 
-        Should the caller not end the process within `UNWIND_SECONDS`, the watchdog does.
+        Should the caller not end the process soon, the watchdog does.
         """
         self._handed_over = True
-        self._unwind_until = time.monotonic() + GATHER_SECONDS + UNWIND_SECONDS
+        self._unwind_until = time.monotonic() + GATHER_SECONDS + UNWIND_SECONDS + SPEAKER_SECONDS
         self._add(Event(kind, self.rank, self.host, reason, exit_status))
         self._poke()
         self.decided.wait(GATHER_SECONDS + UNWIND_SECONDS / 2)
         return self.ending or choose_ending(self._events, self.rank, frozenset(self._vanished))
+
+    def end_silently(self, ending: Ending) -> NoReturn:
+        """Ends this process once the rank that speaks has ended."""
+        if ending.event.kind != "signal" and ending.speaker in self._peers:
+            self._speaker_left.wait(SPEAKER_SECONDS)
+        os._exit(ending.exit_status)
 
     def give_up(self, reason: str) -> None:
         """This rank fails while its main thread cannot be reached: the watchdog tells the others and ends the process."""
@@ -152,9 +161,21 @@ class Watchdog:
             if now >= self._decide_at and self.ending is None:
                 self.ending = choose_ending(self._events, self.rank, frozenset(self._vanished))
                 self.decided.set()
-            if self.ending is not None and now >= self._unwind_until:
-                self._end(replace(self.ending, speaks=self.ending.speaks and not self._handed_over))
+            waits = self._must_wait(now)
+            if self.ending is not None and now >= self._unwind_until and not waits:
+                # Before the ranks are connected, a launcher's SIGTERM mostly follows from a reason that another rank has said.
+                known_elsewhere = self._handed_over or (self.ending.event.kind == "signal" and not self._peers)
+                self._end(replace(self.ending, speaks=self.ending.speaks and not known_elsewhere))
                 return
+
+    def _must_wait(self, now: float) -> bool:
+        """Whether the rank that speaks is still there to do so."""
+        ending = self.ending
+        if ending is None or ending.speaks or ending.speaker not in self._peers or ending.event.kind == "signal":
+            return False
+        if ending.speaker in self._closed:
+            self._speaker_left.set()
+        return not (self._speaker_left.is_set() or self._terminated) and now < self._decide_at + SPEAKER_SECONDS
 
     def _read_signals(self) -> None:
         with contextlib.suppress(OSError):
@@ -168,7 +189,7 @@ class Watchdog:
                 self._add(Event("signal", self.rank, self.host, reason, 128 + number))
                 if number != signal.SIGINT:
                     self._decide_at = min(self._decide_at, time.monotonic() + SIGNAL_SECONDS)
-                    self._unwind_until = 0.0
+                    self._unwind_until, self._terminated = 0.0, True
 
     def _hear(self, peer: Peer) -> bool:
         messages, alive = peer.receive()
@@ -216,12 +237,10 @@ class Watchdog:
 
 
 def end_process(ending: Ending) -> None:
-    """Ends this process at once. The speaker goes first: a launcher that sees a rank fail ends the others too."""
+    """Ends this process at once, wherever its main thread is."""
     if ending.speaks:
         say(ending.message)
         flush()
-    elif ending.event.kind != "signal":
-        time.sleep(SPEAKER_SECONDS)
     os._exit(ending.exit_status)
 
 

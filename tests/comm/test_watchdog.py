@@ -249,4 +249,14 @@ def test_sigterm_ends_a_process_wherever_it_is(where):
     _, stderr = process.communicate(timeout=10)
     assert process.returncode == 143 and time.monotonic() - begin < 5
     process.stdout.close()
-    assert stderr == "numba-meta: rank 0 (host0) was told to end (SIGTERM)\n"
+    assert stderr == ""  # nobody else is there: who sent the signal knows
+
+
+def test_a_silent_rank_waits_until_the_speaker_has_ended(make):
+    rank = make(1, (0,))
+    begin = time.monotonic()
+    rank.far[0].send({"event": {"kind": "raised", "rank": 0, "host": "host0", "reason": "x", "exit_status": 1}})
+    assert not rank.ended.wait(watchdog_module.GATHER_SECONDS + 0.6)
+    rank.far[0].socket.close()
+    assert not rank.ending().speaks
+    assert time.monotonic() - begin < watchdog_module.SPEAKER_SECONDS

@@ -11,9 +11,8 @@ from transport.hazards import poisoned
 from transport.scenario import Player, difference, ids, play
 
 import numba_meta as nm
-from numba_meta.models.context import Context
 from numba_meta.models.model import Model
-from numba_meta.models.recordings import Capacity
+from numba_meta.models.recordings import Capacity, Recorder, Recording
 
 HOST = {"kv": "host", "kv_pipeline_headroom": 0}
 CELL = 2 * 64 * 2  # bytes of K and V of a layer of the tiny llama: 2 heads of 32 in f16
@@ -63,25 +62,25 @@ def test_recordings_are_few_and_none_outlives_its_ring(tiny_models: dict[str, Pa
     """While a sequence grows by eight times, each kind of step is recorded anew as often as the ring moves, no more."""
     with nm.load(tiny_models["llama"], ctx_size=2048, ubatch_size=64, **HOST) as model:
         context = model.context
-        recorded, used = [], []
-        record, run = Context._record, type(context.recording(Capacity(1, 1))).run
+        recorded: list[Capacity] = []
+        generations: list[int] = []
+        record, run = Recorder.record, Recording.run
 
-        def note_record(self: Context, capacity: Capacity, *arguments: Any) -> Any:
+        def note_record(self: Recorder, capacity: Capacity, *arguments: Any) -> Recording:
             recorded.append(capacity)
             return record(self, capacity, *arguments)
 
-        def note_run(self: Any, *arguments: Any) -> Any:
+        def note_run(self: Recording, *arguments: Any) -> Any:
             assert self.is_valid and self in context._recordings.values()
-            used.append((id(self), self._generations))
+            generations.append(self._generations[1])
             return run(self, *arguments)
 
         first = context.recording(Capacity(1, 1))
-        with mock.patch.object(Context, "_record", note_record), mock.patch.object(type(first), "run", note_run):
+        with mock.patch.object(Recorder, "record", note_record), mock.patch.object(Recording, "run", note_run):
             grow(model, 2000, [])
         assert not first.is_valid and context.recording(Capacity(1, 1)) is not first
         assert len(context._recordings) <= 4
         assert all(recorded.count(capacity) <= 4 for capacity in recorded) and len(recorded) > 4
-        generations = [generation for _, (_, generation) in used]
         assert generations == sorted(generations)
 
 

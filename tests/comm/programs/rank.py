@@ -13,8 +13,9 @@ import numba_meta
 from numba_meta.comm.communicators import forced_name, offered_names
 from numba_meta.comm.failure import RankLaunch, enter_ranks, ranks
 from numba_meta.comm.join import JoinRequest
-from numba_meta.comm.mpi import cpu_factories
+from numba_meta.comm.mpi import MpiCommunicator, MpiFactory, cpu_factories
 from numba_meta.comm.record import facts_of
+from numba_meta.comm.world import World
 from numba_meta.errors import DeviceError, NumbaMetaError, UsageError
 from numba_meta.kernels.cpu.mpi import mpi_all_reduce
 
@@ -139,7 +140,23 @@ def raises_before_joining_on_all(launch: RankLaunch) -> None:
     raise UsageError("--ctx-size -1 is below 1")
 
 
+class Hanging(MpiFactory):
+    """Rank 1 never comes back from building it."""
+
+    def build(self, world: World) -> MpiCommunicator:
+        if world.rank == 1:
+            time.sleep(60)
+        return super().build(world)
+
+
+def hangs_in_build(launch: RankLaunch) -> None:
+    launch.join(lambda: JoinRequest(offers=("mpi",)))
+    launch.negotiate([Hanging()])
+
+
 def main() -> int:
+    if scenario == "mpi4py_is_missing" or (scenario == "mpi4py_is_missing_on_one" and own_rank == 1):
+        sys.modules["mpi4py"] = None  # type: ignore[assignment]
     if scenario == "mpi_of_its_own":
         from mpi4py import MPI
 
@@ -160,7 +177,7 @@ def main() -> int:
         time.sleep(60)
     try:
         with ranks() as launch:
-            {"never_starts": fits}.get(scenario, globals().get(scenario))(launch)  # type: ignore[misc]
+            globals().get(scenario, fits)(launch)
     except KeyboardInterrupt:
         return 130
     except NumbaMetaError as error:
