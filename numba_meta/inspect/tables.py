@@ -133,7 +133,7 @@ def plan_facts(plan: ModelPlan) -> list[str]:
     return [
         f"{plan.model}: {plan.architecture}, {arithmetic}, kernels for {plan.isa}",
         f"{place}: {plan.n_cells} cells for {_count(plan.n_sequences, 'sequence')}, {'/'.join(plan.cache_types)}{window}",
-        f"{_count(plan.collectives_per_step, 'meeting')} of {_count(len(plan.devices), 'device')} per step",
+        f"{_count(plan.collectives_per_step, 'meeting')} of {_who_meets(plan)} per step",
         *plan.cuts,
     ]
 
@@ -144,6 +144,12 @@ def cache_place(n_device_layers: int | None, host_bytes: int) -> str:
         return "KV cache on the device"
     first = f", of the first {_count(n_device_layers, 'layer')} on the device" if n_device_layers else ""
     return f"KV cache in the host ({format_bytes(host_bytes)}){first}"
+
+
+def _who_meets(plan: ModelPlan) -> str:
+    if not plan.devices_of_ranks:
+        return _count(len(plan.devices), "device")
+    return f"{_count(sum(plan.devices_of_ranks), 'device')} in {_count(len(plan.devices_of_ranks), 'rank')}"
 
 
 def _count(n: int, what: str) -> str:

@@ -300,6 +300,7 @@ class Model:
             devices=devices,
             host_cache_bytes=context.host_cache_bytes,
             n_device_layers=plan.host_cache.n_device_layers if plan.host_cache else None,
+            devices_of_ranks=tuple(map(len, plan.rank_devices)) if context.group else (),
         )
 
     # ---- the cache ---------------------------------------------------------------------------------------------------------------------

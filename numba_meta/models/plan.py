@@ -22,6 +22,7 @@ class ModelPlan:
     """The decisions for a loaded model. `cuts` has one line per group of tensors that are cut alike.
 
     `host_cache_bytes` of the KV cache lie in host memory; then the first `n_device_layers` layers have theirs on the devices (None: all).
+    Over ranks `devices` are this rank's.
     """
 
     model: str
@@ -37,6 +38,7 @@ class ModelPlan:
     devices: tuple[DeviceFacts, ...]
     host_cache_bytes: int = 0
     n_device_layers: int | None = None
+    devices_of_ranks: tuple[int, ...] = ()  # how many each rank has; empty in a process that works alone
 
     def table(self) -> str:
         """All of it as text, for a terminal."""
