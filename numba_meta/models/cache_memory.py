@@ -31,14 +31,15 @@ class HostMemory:
     def __init__(self, n_bytes: int, is_pinned: bool) -> None:
         self.is_pinned = is_pinned
         try:
-            self.data = np.frombuffer(mmap.mmap(-1, max(1, n_bytes)), np.uint8)
+            self._pages = np.frombuffer(mmap.mmap(-1, max(1, n_bytes)), np.uint8)  # never empty: no bytes have no address
         except (OSError, OverflowError, ValueError):
             what = f"a KV cache of {n_bytes} bytes is more than this machine gives"
             raise OutOfMemoryError(f"the host: {what}; use a smaller context") from None
+        self.data = self._pages[:n_bytes]
 
     @property
     def address(self) -> int:
-        return int(self.data.ctypes.data)
+        return int(self._pages.ctypes.data)
 
 
 @dataclass(frozen=True)
