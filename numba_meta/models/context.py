@@ -31,6 +31,7 @@ from numba_meta.tensor import Role, Tensor
 
 _Planned = tuple[SplitGraph, dict[bool, WindowShape]]
 _NOTHING = Window((0,), 0)
+ROOMY_STEPS = 64  # large and small batches may take turns; a recording takes as long as many steps
 
 
 class Context:
@@ -197,13 +198,15 @@ class Context:
     def recording(self, capacity: Capacity, windows: Mapping[bool, Window] | None = None) -> Recording:
         """The recorded step of a capacity; made at its first use, and again when its memory has moved or a window has outgrown it.
 
-        One that was too large for a ring is made anew for windows of half its size.
+        One that was too large for a ring is made anew when steps have done with half its room for a while.
         """
         known, windows = self._recordings.get(capacity), windows or {}
         shapes = self._window_shapes(windows, known)
         if known is not None and known.is_too_large and windows:
             fresh = self._window_shapes(windows, None)
-            shapes = fresh if 2 * sum(s.capacity for s in fresh.values()) <= sum(s.capacity for s in shapes.values()) else shapes
+            is_roomy = 2 * sum(s.capacity for s in fresh.values()) <= sum(s.capacity for s in shapes.values())
+            known.n_roomy_steps = known.n_roomy_steps + 1 if is_roomy else 0
+            shapes = fresh if known.n_roomy_steps > ROOMY_STEPS else shapes
         if known is None or not known.is_valid or known.windows != shapes:
             if known is not None:
                 self._recordings.pop(capacity).release()
