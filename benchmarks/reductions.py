@@ -79,9 +79,10 @@ def measure(launch: RankLaunch, n_bytes: int, seconds: float, exact_check: bool)
     per_round = max(1, min(50, (256 << 10) // n_bytes))
     samples: dict[str, list[float]] = {name: [] for name in found}
     end = time.monotonic() + seconds
-    going = True
+    order, going = list(found.items()), True
     while going:
-        for name, run in found.items():
+        order.append(order.pop(0))  # what runs first in a round finds the machine in another state than what follows
+        for name, run in order:
             comm.Barrier()
             begin = time.perf_counter()
             for _ in range(per_round):

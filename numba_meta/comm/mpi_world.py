@@ -105,9 +105,11 @@ def open_world(on_missing: Callable[[str, bool], None] | None = None) -> World:
             f"{launch.launcher} started {launch.size} ranks, but MPI sees {world.size}: the launcher belongs to another MPI than "
             f"mpi4py's, {vendor} {'.'.join(map(str, numbers))}; start with that one's mpirun"
         )
-    if world.size > 1:
-        mark_joined(launch)
-    return world if world.size > 1 else SoloWorld(world.host)
+    if world.size == 1:
+        world.finalize()
+        return SoloWorld(world.host)
+    mark_joined(launch)
+    return world
 
 
 def import_mpi(launch: Launch) -> Any:

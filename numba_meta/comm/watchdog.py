@@ -25,6 +25,7 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0  # 30 heartbeats missed
 GATHER_SECONDS = 0.2  # after the first event: others that happened with it, one of which may be the cause
 SIGNAL_SECONDS = 0.05  # the same after SIGTERM: Open MPI's launcher sends SIGKILL a quarter of a second later
+PRINT_SECONDS = 0.1
 SPEAKER_SECONDS = 2.0  # for the speaker to end first: a launcher that sees a rank end kills the others, whatever they had to say
 UNWIND_SECONDS = 1.0  # for the main thread to end by itself after Ctrl-C or its own error
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -68,6 +69,8 @@ class Watchdog:
         """Takes over SIGTERM, SIGINT and SIGHUP where this is the main thread, and begins to watch."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
+                if signal.getsignal(number) == signal.SIG_IGN:  # by nohup, or a shell's background job: it stays so
+                    continue
                 handler = signal.default_int_handler if number == signal.SIGINT else _ignore
                 self._old_handlers[number] = signal.signal(number, handler)
             # The number of a signal is written here by the C handler, also while the main thread is inside MPI.
@@ -189,7 +192,9 @@ class Watchdog:
                 self._add(Event("signal", self.rank, self.host, reason, 128 + number))
                 if number != signal.SIGINT:
                     self._decide_at = min(self._decide_at, time.monotonic() + SIGNAL_SECONDS)
-                    self._unwind_until, self._terminated = 0.0, True
+                    # A main thread that was handed the reason gets the time to print it.
+                    self._unwind_until = time.monotonic() + SIGNAL_SECONDS + (PRINT_SECONDS if self._handed_over else 0.0)
+                    self._terminated = True
 
     def _hear(self, peer: Peer) -> bool:
         messages, alive = peer.receive()

@@ -32,16 +32,19 @@ from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Role, Tensor
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Agreed:
-    """What all ranks agreed on for the recordings of a capacity."""
+    """What all ranks agreed on for the recordings of a capacity, and how many steps in a row had twice the room that they needed."""
 
     windows: dict[bool, WindowShape]
     may_use_ring: bool
+    is_too_large: bool = False  # a smaller window could use the rings
+    n_roomy_steps: int = 0
 
 
 _Planned = tuple[SplitGraph, dict[bool, WindowShape]]
 _NOTHING = Window((0,), 0)
+ROOMY_STEPS = 64  # large and small batches may take turns; a recording takes as long as many steps
 
 
 class Context:
@@ -220,14 +223,14 @@ class Context:
     def recording(self, capacity: Capacity, windows: Mapping[bool, Window] | None = None) -> Recording:
         """The recorded step of a capacity; made at its first use, and again when its memory has moved or a window has outgrown it.
 
-        One that was too large for a ring is made anew for windows of half its size.
+        One that was too large for a ring is made anew when steps have done with half its room for a while.
         """
         known, windows = self._recordings.get(capacity), windows or {}
         if self.group is not None and self._layouts:
             return self._recording_over_ranks(self.group, capacity, windows, known)
         shapes = self._window_shapes(windows, known.windows if known else {})
         if known is not None and known.is_too_large and windows:
-            shapes = self._smaller_shapes(windows, shapes)
+            shapes = self._less_room(known, windows, shapes)
         if known is None or not known.is_valid or known.windows != shapes:
             if known is not None:
                 self._recordings.pop(capacity).release()
@@ -243,8 +246,8 @@ class Context:
         """
         agreed = self._agreed.get(capacity)
         shapes = self._window_shapes(windows, agreed.windows if agreed else {})
-        if agreed is not None and not agreed.may_use_ring and windows:
-            shapes = self._smaller_shapes(windows, shapes)
+        if agreed is not None and agreed.is_too_large and windows:
+            shapes = self._less_room(agreed, windows, shapes)
         is_new = agreed is None or shapes != agreed.windows
         if agreed is None or is_new:
             agreed = self._agreed[capacity] = self._agree_on_room(group, capacity, windows, shapes)
@@ -252,7 +255,7 @@ class Context:
         if known is None or not known.is_valid or known.windows != agreed.windows or is_new:
             known = self._record_anew(capacity, agreed.windows)
         if is_new and agreed.may_use_ring and not group.least(int(not known.is_ordered), "transport"):
-            agreed = self._agreed[capacity] = _Agreed(agreed.windows, False)
+            agreed = self._agreed[capacity] = _Agreed(agreed.windows, False, True)
             self.transport.may_use_ring = False
             known = self._record_anew(capacity, agreed.windows)
         return known
@@ -269,16 +272,23 @@ class Context:
         """Room to grow where the ring of every rank takes it, less where only so it fits all, else the ordered path for all."""
         self.transport.may_use_ring = True
         tight = self._tight_shapes(windows, shapes)
-        level = 2 if self.transport.has_room(self._split(capacity, shapes)) else 0
+        split = self._split(capacity, shapes)
+        level = 2 if self.transport.has_room(split) else 0
         if level == 0 and tight != shapes and self.transport.has_room(self._split(capacity, tight)):
             level = 1
         level = group.least(level, "ring")
-        return _Agreed(tight if level == 1 else shapes, level > 0)
+        if level == 0:
+            return _Agreed(shapes, False, not group.least(int(not self._is_too_large(split)), "room"))
+        return _Agreed(tight if level == 1 else shapes, True)
 
-    def _smaller_shapes(self, windows: Mapping[bool, Window], shapes: dict[bool, WindowShape]) -> dict[bool, WindowShape]:
-        """Room for these windows alone where that is at most half of what there is."""
+    def _less_room(
+        self, known: Recording | _Agreed, windows: Mapping[bool, Window], shapes: dict[bool, WindowShape]
+    ) -> dict[bool, WindowShape]:
+        """Room for these windows alone, once steps have done with half of what there is for a while."""
         fresh = self._window_shapes(windows, {})
-        return fresh if 2 * sum(s.capacity for s in fresh.values()) <= sum(s.capacity for s in shapes.values()) else shapes
+        is_roomy = 2 * sum(s.capacity for s in fresh.values()) <= sum(s.capacity for s in shapes.values())
+        known.n_roomy_steps = known.n_roomy_steps + 1 if is_roomy else 0
+        return fresh if known.n_roomy_steps > ROOMY_STEPS else shapes
 
     def _tight_shapes(self, windows: Mapping[bool, Window], shapes: Iterable[bool]) -> dict[bool, WindowShape]:
         return {local: tight_window_shape(windows.get(local, _NOTHING), full_window(self.shape, local)) for local in shapes}

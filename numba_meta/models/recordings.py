@@ -35,7 +35,7 @@ class Capacity:
 
 
 class Recording:
-    """A step that is bound to memory: valid while its workspace and the ring have the generations that it was made for."""
+    """A step that is bound to memory: valid while its workspace, and the ring if it uses one, have the generations that it was made for."""
 
     def __init__(
         self,
@@ -59,12 +59,17 @@ class Recording:
         self._inputs = inputs
         self._logits = logits
         self._workspace, self._transport = workspace, transport
-        self._generations = (workspace.generation, transport.generation)
+        self._has_ring = plan.transport is not None and plan.transport.ring is not None
+        self._generations = self._generations_now()
+        self.n_roomy_steps = 0  # how many steps in a row would have done with half the room
         self.delivered = {n.params["layer"]: n.sources[1].name != "streams" for n in plan.split.graph.nodes if n.op == "deliver"}
 
     @property
     def is_valid(self) -> bool:
-        return self._generations == (self._workspace.generation, self._transport.generation)
+        return self._generations == self._generations_now()
+
+    def _generations_now(self) -> tuple[int, int]:
+        return self._workspace.generation, self._transport.generation if self._has_ring else 0
 
     @property
     def is_too_large(self) -> bool:

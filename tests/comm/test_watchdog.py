@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -223,6 +224,20 @@ def test_strangers_are_turned_away():
     finally:
         mesh_module._accept = real_accept
     assert [outcome.value for outcome in outcomes] == [[{"hello": 1}], [{"hello": 0}]], outcomes
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "python"], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.6)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(10) == 143
 
 
 PROGRAM = """

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from transport.product import Configuration, Gate
-from transport.scenario import Played, difference, ids, play
+from transport.scenario import Played, Player, difference, ids, play
 
 import numba_meta as nm
 from numba_meta.devices.cpu import CpuBuffer, CpuDevice
 from numba_meta.errors import NumbaMetaWarning, OutOfMemoryError
 from numba_meta.models import transport
+from numba_meta.models.context import ROOMY_STEPS
 from numba_meta.models.model import Model
 
 HOST = {"kv": "host", "kv_pipeline_headroom": 0}
@@ -106,10 +107,34 @@ def test_over_budget_is_ordered_and_later_graphs_are_asked_again(tiny_models: di
         holds_no_ring(hosted)
         for m in (model, hosted):
             m.context.cells.clear()
-        for at in (0, 1, 2):
+        paths.clear()
+        for at in range(ROOMY_STEPS + 2):
             rows = [m.context.decode(prompt[at : at + 1], [0], [0]).tobytes() for m in (model, hosted)]
             assert rows[0] == rows[1]
-        assert hosted.transport.stats["path"] == "pipelined"
+            paths.append(hosted.transport.stats["path"])
+        assert paths == ["ordered"] * ROOMY_STEPS + ["pipelined"] * 2
+
+
+def test_steps_that_take_turns_are_not_recorded_over_and_over(tiny_models: dict[str, Path]) -> None:
+    """Batches of eight long sequences are over budget; prompts and batches of two are not. Each kind of step keeps its recording."""
+    options = {"ctx_size": 8 * 1024, "parallel": 8, "kv_unified": False, "ubatch_size": 64, "kv_pipeline_budget": 3}
+    with nm.load(tiny_models["llama"], **options, **HOST) as model:
+        player = Player(model)
+        for sequence in range(8):
+            player.feed(sequence, ids(sequence, 200, player.n_vocab))
+        player.grow(range(8), 2)
+        assert model.transport.stats["path"] == "ordered"
+        for _ in range(2):
+            player.feed(0, ids(9, 3, player.n_vocab))
+            assert model.transport.stats["path"] == "pipelined"
+            player.grow(range(8), 1)
+            player.grow((0, 1), 1)
+        recordings = dict(model.context._recordings)
+        for _ in range(5):
+            player.feed(0, ids(9, 3, player.n_vocab))
+            player.grow(range(8), 3)
+            player.grow((0, 1), 1)
+        assert model.context._recordings == recordings and all(recording.is_valid for recording in recordings.values())
 
 
 # ---- a graph that does not fit beside the ring -----------------------------------------------------------------------------------------

@@ -119,6 +119,22 @@ def test_sliding_window_layers_keep_no_more_cells_than_they_need(window: int, ub
         assert model.transport.stats["early_bytes"] == (cell * (5 * n_cells + 1024),)
 
 
+@pytest.mark.parametrize(("tensor_split", "reader"), [("1,0", 0), ("0,1", 1)])
+def test_a_device_without_heads_receives_nothing(tensor_split: str, reader: int, tiny_models: dict[str, Path]) -> None:
+    """Also where K and V are mirrored, one KV head: no copies, next to no ring; the device that reads also writes back."""
+    options = {"devices": "cpu:0,cpu:0", "tensor_split": tensor_split, "ctx_size": 512, "ubatch_size": 64}
+    with nm.load(tiny_models["gemma3"], **options) as model, nm.load(tiny_models["gemma3"], **options, **HOST) as hosted:
+        for token in range(20):
+            rows = [m.context.decode([token], [0], [0]).tobytes() for m in (model, hosted)]
+            assert rows[0] == rows[1]
+        stats = hosted.transport.stats
+        assert stats["path"] == "pipelined"
+        assert stats["early_bytes"][reader] > 0 == stats["early_bytes"][1 - reader]
+        assert stats["ring_bytes"][1 - reader] <= 3 * 2 * ALIGNMENT, "page 2: a share of no bytes pays for alignment"
+        plan = hosted.context.plan(hosted.context.capacity_for(1, 1))
+        assert not plan.devices[1 - reader].transfer_calls
+
+
 def resident_bytes() -> int:
     """Memory of this process that is in use."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
