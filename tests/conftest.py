@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import HealthCheck, settings
 
 DATA = Path(__file__).parent / "data"
 MODELS_VARIABLE = "NUMBA_META_TEST_MODELS"
+
+# A shell's background job ignores Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a first call may compile a kernel, and CI machines are shared.
 settings.register_profile("quick", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])

@@ -181,8 +181,8 @@ def test_an_unfinished_generation_does_no_harm(model: Model) -> None:
         (lambda m: m.generate_ids([1], 3, temperature=-1.0), "temperature is -1.0"),
         (lambda m: m.generate_ids([1], 3, temperature="hot"), "temperature is 'hot'"),
         (lambda m: m.generate_ids([1], 3, heat=1.0), "unknown sampling options"),
-        (lambda m: m.generate([1], stop=""), "stop text is empty"),
-        (lambda m: m.generate([1], stop=("a", "")), "stop text is empty"),
+        (lambda m: m.generate([1], stop=""), "a stop text is .*; expected a text of at least one character"),
+        (lambda m: m.generate([1], stop=("a", "")), "a stop text is .*; expected a text of at least one character"),
     ],
 )
 def test_what_a_user_may_get_wrong(model: Model, call: Any, pattern: str) -> None:

@@ -117,7 +117,7 @@ def test_over_budget_is_ordered_and_later_graphs_are_asked_again(tiny_models: di
 
 def test_steps_that_take_turns_are_not_recorded_over_and_over(tiny_models: dict[str, Path]) -> None:
     """Batches of eight long sequences are over budget; prompts and batches of two are not. Each kind of step keeps its recording."""
-    options = {"ctx_size": 8 * 1024, "parallel": 8, "kv_unified": False, "ubatch_size": 64, "kv_pipeline_budget": 3}
+    options = {"ctx_size": 8 * 1024, "parallel": 8, "kv_unified": False, "ubatch_size": 64, "kv_pipeline_budget": 1}
     with nm.load(tiny_models["llama"], **options, **HOST) as model:
         player = Player(model)
         for sequence in range(8):
@@ -134,7 +134,7 @@ def test_steps_that_take_turns_are_not_recorded_over_and_over(tiny_models: dict[
             player.feed(0, ids(9, 3, player.n_vocab))
             player.grow(range(8), 3)
             player.grow((0, 1), 1)
-        assert model.context._recordings == recordings and all(recording.is_valid for recording in recordings.values())
+        assert model.context._recordings == recordings
 
 
 # ---- a graph that does not fit beside the ring -----------------------------------------------------------------------------------------
