@@ -12,6 +12,7 @@ from numba_meta.errors import UsageError
 from numba_meta.models.model import Model
 
 PROMPT = tuple((31 * i) % 290 + 5 for i in range(40))
+GROWING = (100, 500, 1500)  # tokens: windows of 256, 512 and 2048 cells
 OPTIONS: dict[str, Any] = {"ctx_size": 512, "ubatch_size": 32}
 
 
@@ -71,6 +72,17 @@ def _edited(model: Model, case: Case) -> dict[str, Any]:
     return {"ids": ids, "tokens": tokens, "bits": hashlib.sha256(logits.tobytes()).hexdigest()}
 
 
+def _growing(model: Model, case: Case) -> dict[str, Any]:
+    """Longer and longer prompts, then a short one again: tokens and path of each."""
+    lengths = (*GROWING, GROWING[0])
+    ids, paths = [], []
+    for n in lengths:
+        prompt = [case.prompt[i % len(case.prompt)] for i in range(n)]
+        ids.append(model.generate_ids(prompt, case.n_tokens, ignore_eos=True))
+        paths.append(model.transport.stats["path"])
+    return {"ids": ids, "paths": paths, "memory": list(model.memory().values())}
+
+
 def _refused(model: Model, case: Case) -> dict[str, Any]:
     """What ranks cannot do yet says so, and nothing else is harmed."""
     said = []
@@ -82,4 +94,4 @@ def _refused(model: Model, case: Case) -> dict[str, Any]:
     return {"said": said, "ids": model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True)}
 
 
-WAYS = {"greedy": _greedy, "batch": _batch, "sampled": _sampled, "edited": _edited, "refused": _refused}
+WAYS = {"greedy": _greedy, "growing": _growing, "batch": _batch, "sampled": _sampled, "edited": _edited, "refused": _refused}

@@ -135,6 +135,19 @@ def test_all_ranks_take_the_ordered_path_where_one_must(models, tmp_path):
 
 
 @slow
+@pytest.mark.parametrize("room", [400_000, 700_000])
+def test_ranks_leave_the_ring_together_when_one_has_no_room_for_it(models, room, tmp_path):
+    """One rank has `room` bytes more than the ordered path takes: rings of 256 cells fit (384 KiB), those of 2048 do not (3 MiB)."""
+    options = {"kv": "host", "ctx_size": 2048, "kv_pipeline_headroom": 0}
+    ordered = play(Case(models["llama"], {**options, "devices": "cpu:0,cpu:0", "kv_pipeline_depth": 0}, play="growing"))
+    load = {**options, "devices": f"cpu:0;cpu:0?mem={(ordered['memory'][1] + room) // 1024}K"}
+    ((first, second),) = over_ranks(2, tmp_path, [Case(models["llama"], load, play="growing")])
+    assert first["ids"] == second["ids"] == ordered["ids"]
+    assert first["paths"] == second["paths"]
+    assert first["paths"][0] == "pipelined" and first["paths"][2] == "ordered"
+
+
+@slow
 def test_what_ranks_cannot_do_yet(models, tmp_path):
     ((first, second),) = over_ranks(2, tmp_path, [Case(models["llama"], {}, play="refused")])
     assert first == second and first["ids"] == play(Case(models["llama"]))["ids"]
