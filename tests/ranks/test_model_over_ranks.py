@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,21 @@ def test_a_load_that_fails_ends_all_ranks_with_one_reason(models, options, of_ra
     said = [line for line in ended.stderr.splitlines() if line.startswith("numba-meta: ")]
     assert len(said) == 1 and reason in said[0], ended.stderr
     assert ended.status != 0 and sorted(ended.ranks) == [0, 1] and all(ended.ranks.values()) and ended.left == []
+
+
+@slow
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGKILL, "has gone without a word"), (signal.SIGTERM, "was told to end (SIGTERM)")]
+)
+def test_a_rank_that_ends_in_the_middle_of_a_text_ends_all(models, number, reason, tmp_path):
+    launch = Launch(3, tmp_path, str(tmp_path), models["llama"], program=str(Path(PLAY).with_name("endless.py")))
+    launch.wait_for("ready", 120)
+    launch.signal_rank(1, number)
+    ended = launch.end()
+    said = [line for line in ended.stderr.splitlines() if line.startswith("numba-meta: ")]
+    assert len(said) == 1 and "rank 1 (" in said[0] and reason in said[0], ended.stderr
+    assert ended.seconds < 10 and ended.status != 0 and ended.left == []
+    assert sorted(ended.ranks) == [0, 1, 2] and all(ended.ranks.values())
 
 
 @slow
