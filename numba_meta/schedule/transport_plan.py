@@ -279,6 +279,8 @@ class _Planner:
 
     def _why_nothing(self) -> str:
         reasons = list(dict.fromkeys(filter(None, self.refusals)))
+        if not reasons and self.deliveries:
+            return "no device of this process has heads of a layer that is delivered"
         if not reasons:
             return "no layer has a history in host memory to deliver"
         return f"no delivery can be staged: {'; '.join(reasons)}"

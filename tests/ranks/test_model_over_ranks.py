@@ -174,6 +174,24 @@ def test_a_load_that_fails_ends_all_ranks_with_one_reason(models, options, of_ra
     assert ended.status != 0 and sorted(ended.ranks) == [0, 1] and all(ended.ranks.values()) and ended.left == []
 
 
+STORY = """
+import sys
+import numba_meta as nm
+
+with nm.load(sys.argv[1], ctx_size=64, exact=True) as model:
+    print(model.generate_ids((5, 6, 7), 8, ignore_eos=True), flush=True)
+"""
+
+
+@slow
+def test_a_program_that_knows_nothing_of_ranks(models, tmp_path):
+    (tmp_path / "story.py").write_text(STORY)
+    ended = Launch(2, tmp_path, models["gemma3"], program=str(tmp_path / "story.py")).end(120)
+    alone = play(Case(models["gemma3"], {"ctx_size": 64}, (5, 6, 7), 8))
+    assert ended.stdout.splitlines() == [str(alone["ids"])] * 2, ended.stderr
+    assert ended.status == 0 and ended.ranks == {0: 0, 1: 0} and ended.left == []
+
+
 @slow
 @pytest.mark.parametrize(
     ("number", "reason"), [(signal.SIGKILL, "has gone without a word"), (signal.SIGTERM, "was told to end (SIGTERM)")]
