@@ -19,7 +19,7 @@ from numba_meta.models.load import BUILDERS
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, plan_load
 from numba_meta.models.transport import deliveries_of
 from numba_meta.models.weights import plan_weights
-from numba_meta.models.windows import Window, choose_window_shape, full_window
+from numba_meta.models.windows import Window, choose_window_shape, full_window, tight_window_shape
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.bound import DeviceLoad, StepPrediction, predict_step, step_bound_devices
 from numba_meta.schedule.infer import SplitGraph, infer_splits
@@ -220,12 +220,21 @@ def _plan_transport(
     """The plan of the graph that serves a step of this context."""
     if not deliveries or plan.host_cache is None:
         return None
-    now = []
-    for delivery in deliveries:
-        window = Window((0,), _delivered_cells(config, plan.cache_shape, delivery.layer, context))
-        shape = choose_window_shape(window, full_window(plan.cache_shape, bool(config.windows[delivery.layer])), None)
-        now.append(replace(delivery, n_cells_now=shape.n_cells, n_streams=shape.n_streams))
-    return plan_transport(now, facts[0], _alignment(), plan.host_cache.transport, facts[1])
+    options = plan.host_cache.transport
+
+    def planned(shape_of: Callable[[Window, WindowShape], WindowShape]) -> TransportPlan:
+        now = []
+        for delivery in deliveries:
+            window = Window((0,), _delivered_cells(config, plan.cache_shape, delivery.layer, context))
+            shape = shape_of(window, full_window(plan.cache_shape, bool(config.windows[delivery.layer])))
+            now.append(replace(delivery, n_cells_now=shape.n_cells, n_streams=shape.n_streams))
+        return plan_transport(now, facts[0], _alignment(), options, facts[1])
+
+    roomy = planned(lambda window, full: choose_window_shape(window, full, None))
+    if not roomy.is_too_large:
+        return roomy
+    tight = planned(tight_window_shape)  # as a context does where there is no room to grow into
+    return roomy if tight.is_too_large else tight
 
 
 def _facts(
