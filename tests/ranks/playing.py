@@ -56,8 +56,8 @@ def _batch(model: Model, case: Case) -> dict[str, Any]:
 
 def _sampled(model: Model, case: Case) -> dict[str, Any]:
     """Drawn twice without a seed, once with one."""
-    drawn = [model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True, temperature=2.0) for _ in range(2)]
-    return {"drawn": drawn, "seeded": model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True, temperature=2.0, seed=7)}
+    drawn = [model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True, temperature=100.0) for _ in range(2)]
+    return {"drawn": drawn, "seeded": model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True, temperature=100.0, seed=7)}
 
 
 def _edited(model: Model, case: Case) -> dict[str, Any]:
