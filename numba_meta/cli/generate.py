@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -65,6 +66,8 @@ def generate(
     texts = read_prompts(prompts, file)
     if len(texts) > 1 and (prompt_cache is not None or generation.context_shift):
         raise UsageError("--prompt-cache and --context-shift are for one prompt; give one")
+    if prompt_cache is not None and not os.access(prompt_cache.absolute().parent, os.W_OK):
+        raise UsageError(f"{prompt_cache}: no file can be written there; give --prompt-cache a path in a folder of yours")
     progress = Progress()
     with open_model(model, load, len(texts), progress) as loaded:
         progress.clear()

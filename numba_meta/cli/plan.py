@@ -96,7 +96,7 @@ def choose_speeds(weights_gbps: float | None, attention_gbps: float | None, rene
 
     def speeds(needs: Sequence[Needs], n_threads: Sequence[int]) -> Sequence[DeviceSpeeds]:
         if renew or not is_known(needs, n_threads):
-            say("numba-meta: measuring how fast this machine is (only once)")
+            say("numba-meta: measuring how fast this machine is; --calibrate measures again, best when nothing else runs")
         measured = calibrate(needs, n_threads, renew)
         return given_speeds(needs, 1e9 * (weights_gbps or 0), 1e9 * (attention_gbps or 0), measured)
 

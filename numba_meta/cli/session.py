@@ -77,6 +77,8 @@ def load_arguments(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
 
 def generation_arguments(options: GenerationOptions) -> dict[str, Any]:
     """The arguments of `Model.generate` that `options` set; rules left out keep the model's defaults."""
+    if options.keep and not options.context_shift:
+        raise UsageError("--keep says what a shift keeps, and none was asked for; add --context-shift")
     chosen = {
         "top_k": options.top_k,
         "top_p": options.top_p,

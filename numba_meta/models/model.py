@@ -353,14 +353,17 @@ class Model:
             steps[-1]  # a schedule.timeline.Timeline; draw it with inspect.draw_timeline
 
         Costs two looks at the clock per call of a step (some 50 ns), and nothing outside; the times also go into `transport.stats`. Raises
-        `UsageError` for less than one step.
+        `UsageError` for less than one step, and within another recording.
         """
-        steps, before = Timelines(n_steps), self.context.traces
+        self._check_open()
+        if self.context.traces is not None:
+            raise UsageError("a timeline is being recorded already; end its `with` block first")
+        steps = Timelines(n_steps)
         self.context.traces = steps.traces
         try:
             yield steps
         finally:
-            self.context.traces = before
+            self.context.traces = None
 
     def memory(self) -> dict[str, int]:
         """Bytes in use on each device."""

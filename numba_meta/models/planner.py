@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from numba_meta.errors import UsageError
+from numba_meta.errors import OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
 from numba_meta.memory.placement import Placement
 from numba_meta.models.builder import BatchShape, GraphBuilder
@@ -40,7 +40,7 @@ Speeds = Callable[[Sequence[Needs], Sequence[int]], Sequence[DeviceSpeeds]]
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """Bytes of each device, and of the host. `workspace`: of decode steps on the ordered path at the smallest window."""
+    """Bytes of each device, and of the host. `workspace`: of single tokens and of prompts, on the ordered path at the smallest window."""
 
     weights: tuple[int, ...]
     cache: tuple[int, ...]
@@ -117,7 +117,11 @@ def plan_transport_of_model(
     graph = smallest_graph(config, tensors, plan)
     split = infer_splits(graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
     step = plan_step(split, plan.n_threads, options.exact, _alignment())
-    memory = _memory(plan, split, step.workspace.n_bytes)
+    prompt_graph = smallest_graph(config, tensors, plan, options.ubatch_size)
+    prompt_split = infer_splits(prompt_graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
+    prompt = plan_step(prompt_split, plan.n_threads, options.exact, _alignment())
+    memory = _memory(plan, split, [a + b for a, b in zip(step.workspace.n_bytes, prompt.workspace.n_bytes, strict=True)])
+    _check_room(plan, memory)
     pinned = plan.host_cache is not None and plan.host_cache.pinned and all(spec.can_pin for spec in plan.specs)
     deliveries = deliveries_of(split, n_devices, pinned)
     cell_bytes = {d.layer: tuple(d.cell_bytes(j) for j in range(n_devices)) for d in deliveries}
@@ -158,15 +162,25 @@ def _names(plan: LoadPlan) -> tuple[str, ...]:
     return name_devices(plan.specs)
 
 
-def smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: LoadPlan) -> Graph:
-    """One token, and windows of one bucket: what is read and where devices meet does not depend on more."""
+def _check_room(plan: LoadPlan, memory: MemoryNeeds) -> None:
+    """Raises the `OutOfMemoryError` that a load would end in on a device with a limit."""
+    for name, spec, *parts in zip(_names(plan), plan.specs, memory.weights, memory.cache, memory.workspace, strict=True):
+        if spec.memory_limit is not None and sum(parts) > spec.memory_limit:
+            raise OutOfMemoryError(
+                f"{name}: this model needs {sum(parts)} bytes there (weights {parts[0]}, cache {parts[1]}, workspace {parts[2]}), "
+                f"the limit is {spec.memory_limit}; use a smaller context or batch, another --tensor-split, or more devices"
+            )
+
+
+def smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: LoadPlan, n_rows: int = 1) -> Graph:
+    """One token or a prompt, and windows of one bucket: what is read and where devices meet does not depend on more."""
     shape = plan.cache_shape
     windows: dict[bool, WindowShape] = {}
     if plan.host_cache:
         for local in (False, True) if shape.n_window_cells else (False,):
             windows[local] = choose_window_shape(Window((0,), 0), full_window(shape, local), None)
     batch = BatchShape(
-        n_rows=1,
+        n_rows=n_rows,
         n_outputs=1,
         n_sequences=shape.n_sequences,
         n_positions=shape.n_positions,

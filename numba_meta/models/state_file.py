@@ -9,6 +9,8 @@ of position; of a layer with a sliding window only those that it still has. Noth
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -142,9 +144,11 @@ def _replace_file(path: Path, parts: Iterable[bytes]) -> None:
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: is no regular file; expected a path for a state file")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    _remove_abandoned(path)
     try:
         try:
             with open(beside, "xb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # as long as somebody writes it
                 for part in parts:
                     file.write(part)
                 file.flush()
@@ -154,6 +158,17 @@ def _replace_file(path: Path, parts: Iterable[bytes]) -> None:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise NumbaMetaError(f"{path}: the state cannot be saved ({error.strerror}); choose another path or make room") from None
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes what saves that were killed left beside a file: nobody holds its lock."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        try:
+            with open(left, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+        except OSError:  # it is being written, or it is not ours
+            continue
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------------------------

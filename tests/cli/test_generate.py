@@ -22,7 +22,7 @@ def test_options_left_out_keep_the_defaults_of_python(run, models):
     assert callable(arguments.pop("progress"))
     assert arguments == {
         "name": "m", "devices": "cpu:0", "tensor_split": None, "cache_type_k": None, "cache_type_v": None, "ctx_size": None,
-        "ubatch_size": 512, "parallel": 1, "kv_unified": True, "exact": False, "threads": None, "kv": "device",
+        "ubatch_size": 512, "parallel": 1, "kv_unified": True, "exact": False, "threads": None, "deterministic": False, "kv": "device",
     }  # fmt: skip
     assert models[0].calls == [("The lamp", {"max_tokens": 128, "temperature": 0.0, "stop": (), "ignore_eos": False})]
 

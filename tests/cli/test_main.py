@@ -96,7 +96,7 @@ def test_wrong_use_is_one_line_and_status_2(run, models, arguments):
 
 @pytest.mark.parametrize(
     "option",
-    ["--kv-pipeline-depth=1", "--kv-gpu-layers=0", "--kv-ring=whole", "--kv-cpu-pinned=on", "--deterministic", "--spec-type=x"],
+    ["--kv-pipeline-depth=1", "--kv-gpu-layers=0", "--kv-ring=whole", "--kv-cpu-pinned=on", "--spec-type=x"],
 )
 def test_an_option_that_would_do_nothing_is_refused(run, models, option):
     outcome = run("generate", "m", "p", option)

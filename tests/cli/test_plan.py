@@ -70,7 +70,7 @@ def test_a_cache_on_the_devices(run, path):
 def test_speeds_are_measured_once(run, path):
     first, second = (run("plan", path, "--contexts", "10", "-c", "512") for _ in range(2))
     again = run("plan", path, "--contexts", "10", "-c", "512", "--calibrate")
-    measuring = "numba-meta: measuring how fast this machine is (only once)\n"
+    measuring = "numba-meta: measuring how fast this machine is; --calibrate measures again, best when nothing else runs\n"
     assert [outcome.err for outcome in (first, second, again)] == [measuring, "", measuring]
     assert first.out == second.out
 
