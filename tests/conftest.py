@@ -22,8 +22,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests run last, so that a whole run first tells what the quick ones say."""
+    """Slow tests run last, so that a whole run first tells what the quick ones say. Those for a GPU need one."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if for_gpu:
+        from numba_meta.devices.cuda_driver import n_gpus
+
+        if n_gpus() == 0:
+            for item in for_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; this machine has none"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
