@@ -1,11 +1,12 @@
 """The CUDA driver's calls that devices need, with errors that name the call. Nothing is imported or started before the first use.
 
-Memory is addresses, streams and events are handles (int). Every call that touches a GPU is given its context; contexts are the GPUs' primary
-ones, which other libraries of the process share.
+Memory is addresses, streams and events are handles (int). Every call that touches a GPU is given its context; contexts are the GPUs'
+primary ones, which other libraries of the process share.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ def _bindings() -> Any:
     try:
         status = driver.cuInit(0)[0]
     except RuntimeError as error:  # the driver's library is not there
-        raise DeviceError(f"CUDA devices need NVIDIA's driver, which this machine lacks ({str(error).splitlines()[0]}); use cpu:N") from None
+        told = str(error).splitlines()[0]
+        raise DeviceError(f"CUDA devices need NVIDIA's driver, which this machine lacks ({told}); use cpu:N") from None
     if int(status) != 0:
         raise DeviceError(f"the CUDA driver does not start ({_name(driver, status)}); check `nvidia-smi`, or use cpu:N")
     return driver
@@ -138,6 +140,16 @@ class GpuContext:
             with self.current():
                 call("cuMemcpyDtoH", data.ctypes.data, address, data.nbytes)
 
+    def enable_peer(self, other: GpuContext) -> bool:
+        """Lets kernels and copies of this GPU reach the other one's memory; False where the machine does not allow it."""
+        if not call("cuDeviceCanAccessPeer", self._device, other._device):
+            return False
+        with self.current():
+            status = int(_bindings().cuCtxEnablePeerAccess(other._context, 0)[0])
+        if status not in (0, int(_bindings().CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)):
+            raise DeviceError(f"cuCtxEnablePeerAccess from cuda:{self.facts.index} to cuda:{other.facts.index} failed ({status})")
+        return True
+
     # ---- streams and events ------------------------------------------------------------------------------------------------------------
 
     def create_stream(self) -> int:
@@ -165,6 +177,21 @@ class GpuContext:
         """Gives an event back."""
         with self.current():
             call("cuEventDestroy", event)
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Marks a point of a stream."""
+        with self.current():
+            call("cuEventRecord", event, stream)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        """What follows on a stream waits for an event, of this GPU or another one."""
+        with self.current():
+            call("cuStreamWaitEvent", stream, event, 0)
+
+    def copy_async(self, destination: int, source: int, n_bytes: int, stream: int) -> None:
+        """Copies bytes in a stream's order; where they lie, host or device, the addresses say."""
+        with self.current():
+            call("cuMemcpyAsync", destination, source, n_bytes, stream)
 
     # ---- kernels -----------------------------------------------------------------------------------------------------------------------
 
@@ -206,14 +233,12 @@ class PinnedMemory:
     """Host memory that GPUs copy from and to while they compute: `data` uint8 `[n_bytes]`. Raises `OutOfMemoryError`."""
 
     def __init__(self, gpu: GpuContext, n_bytes: int) -> None:
-        import ctypes
-
         self._gpu = gpu
         with gpu.current():
             # Portable: all GPUs of the process know it. Mapped: kernels reach it at the same address.
             self.address = int(call("cuMemHostAlloc", max(1, n_bytes), 1 | 2))
-        self._raw: Any = (ctypes.c_uint8 * max(1, n_bytes)).from_address(self.address)
-        self.data = np.frombuffer(self._raw, np.uint8)[:n_bytes]
+        raw = (ctypes.c_uint8 * max(1, n_bytes)).from_address(self.address)
+        self.data: np.ndarray = np.ctypeslib.as_array(raw)[:n_bytes]
         self.data[:] = 0
 
     def free(self) -> None:

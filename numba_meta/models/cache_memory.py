@@ -122,7 +122,8 @@ class CacheMemory:
             return self._host_rows(place)[cells]
         out = np.empty((len(cells), place.cell_bytes), np.uint8)
         for device in range(len(self._addresses) if place.state.is_split else 1):
-            piece, at = self._piece_rows(place, device)[cells], 0
+            first, start, n_bytes, span = self._span(place, device, cells)
+            piece, at = self._resident.pieces[device].read(start, span * n_bytes).reshape(span, n_bytes)[cells - first], 0
             for start, stop in place.ranges(device):
                 out[:, start:stop] = piece[:, at : at + stop - start]
                 at += stop - start
@@ -136,8 +137,11 @@ class CacheMemory:
             return
         for device in range(len(self._addresses)):
             ranges = place.ranges(device)
-            if ranges:
-                self._piece_rows(place, device)[cells] = np.concatenate([rows[:, start:stop] for start, stop in ranges], axis=1)
+            if ranges and len(cells):
+                first, at, n_bytes, span = self._span(place, device, cells)
+                with self._resident.pieces[device].edit(at, span * n_bytes) as held:
+                    part = np.concatenate([rows[:, start:stop] for start, stop in ranges], axis=1)
+                    held.reshape(span, n_bytes)[cells - first] = part
 
     def _host_rows(self, place: _Place) -> RawRows:
         """All cells in the host: a view `[n_cells, cell_bytes]`."""
@@ -145,11 +149,11 @@ class CacheMemory:
         n_cells = place.leaf.shape[1]
         return self.host.data[place.host_offset : place.host_offset + n_cells * place.cell_bytes].reshape(n_cells, place.cell_bytes)
 
-    def _piece_rows(self, place: _Place, device: int) -> RawRows:
-        """A device's pieces of all cells: a view `[n_cells, bytes of the piece]`."""
-        n_cells, n_bytes = place.leaf.shape[1], sum(stop - start for start, stop in place.ranges(device))
-        start = self.plan.offset(place.leaf.name, device)
-        return self._resident.pieces[device].data[start : start + n_cells * n_bytes].reshape(n_cells, n_bytes)
+    def _span(self, place: _Place, device: int, cells: Indices) -> tuple[int, int, int, int]:
+        """From the first to the last of some cells on a device: (first cell, where it begins, bytes of a cell's piece, number of cells)."""
+        n_bytes = sum(stop - start for start, stop in place.ranges(device))
+        first, last = (int(cells.min()), int(cells.max())) if len(cells) else (0, -1)
+        return first, self.plan.offset(place.leaf.name, device) + first * n_bytes, n_bytes, last + 1 - first
 
     # ---- tables ------------------------------------------------------------------------------------------------------------------------
 
@@ -161,5 +165,5 @@ class CacheMemory:
         """Sets the cells of positions 0.. of a sequence, on every device."""
         buffer, leaf = self._tables[table]
         for piece in buffer.pieces:
-            rows = piece.data.view(np.int32).reshape(leaf.shape[1], leaf.shape[0])
-            rows[sequence, : len(cells)] = cells
+            with piece.edit(4 * sequence * leaf.shape[0], 4 * len(cells), keep=False) as row:
+                row.view(np.int32)[:] = cells

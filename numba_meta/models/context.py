@@ -109,8 +109,8 @@ class Context:
         """Compiles the kernels of these steps, or loads them from the cache of kernels. Takes no memory of the devices."""
         for n_rows in (self.ubatch_size, 1):
             for device in self.plan(self.capacity_for(n_rows, 1)).devices:
-                for kernel in {call.kernel for call in (*device.calls, *device.transfer_calls) if call.kernel is not None}:
-                    _ = kernel.address
+                kernels = {call.kernel for call in (*device.calls, *device.transfer_calls) if call.kernel is not None}
+                self.device.compile(kernels)
 
     def prepare(self) -> None:
         """Records the steps that every generation needs: one token, and a prompt. Takes their memory and compiles their kernels now."""

@@ -143,7 +143,8 @@ def load_context(
     build, leaves = graph_builder(file, config, plan)
     device = MetaDevice.open(plan.specs, plan.n_threads)
     weight_leaves = [leaf for leaf in leaves if leaf.role is Role.WEIGHT]
-    weight_plan = plan_weights(weight_leaves, plan.cuts.weights, len(device), group.ranks.own if group else None)
+    own = group.ranks.own if group else None
+    weight_plan = plan_weights(weight_leaves, plan.cuts.weights, len(device), own, device.kind, device.alignment)
 
     def report(done: int, total: int) -> None:
         if progress:
@@ -186,7 +187,7 @@ def tensor_facts(file: GGUFFile) -> dict[str, TensorFacts]:
 @contextmanager
 def _told_of_compiling(progress: Progress | None) -> Iterator[None]:
     """Passes on what is compiled: slow, and only once on a machine."""
-    from numba_meta.kernels.cpu.kernel import on_compile
+    from numba_meta.kernels.code_cache import on_compile
 
     n_compiled = 0
 

@@ -74,9 +74,8 @@ class Attention(Operation):
         first_head = _start(q, device)
         return {**node.params, "first_head": first_head, "first_kv": _start(k, device)}
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu import attention as kernels
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernels = to.kernels.attention
         q, k, v, table, sequences, positions = node.sources
         window, n_rows, n_head = int(node.params["window"]), q.shape[1], q.shape[2]
         rows = {"positions": positions, "window": window, "n_head": n_head, "n_rows": to.count(node)}

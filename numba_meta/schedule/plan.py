@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from numba_meta.errors import PlacementError
+from numba_meta.kernels import KernelSet, kernel_set
 from numba_meta.memory.layout import Request
 from numba_meta.memory.workspace import WorkspacePlan, plan_workspace
 from numba_meta.ops.lowering import Scratch
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.localize import DeviceGraph, localize
-from numba_meta.schedule.lower import Call, CpuLowering, EventName, Offset, Peer, Place
+from numba_meta.schedule.lower import Call, DeviceLowering, EventName, Offset, Peer, Place
 from numba_meta.schedule.lower_transport import Link
 from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.transport_plan import TransportPlan
@@ -65,10 +66,12 @@ def plan_step(
     transport: TransportPlan | None = None,
     links: Sequence[Link] = (),
     ranks: Ranks | None = None,
+    kernels: KernelSet | None = None,
 ) -> StepPlan:
     """Localizes and lowers a graph for every device (`n_threads[j]` threads each) and lays out their workspaces.
 
     `transport` says which deliveries go through the ring; `links` how each device is reached (none: as fast as memory).
+    `kernels`: of the devices' kind (None: CPU devices).
     With `ranks` the plan is that of this rank's devices, and all others count from its first one.
     """
     devices = ranks.own if ranks else range(len(n_threads))
@@ -80,7 +83,8 @@ def plan_step(
     plans = []
     for graph, n in zip(graphs, n_threads, strict=True):
         link = links[graph.device] if links else None
-        lowering = CpuLowering(graphs, graph.device, exact, n, staged, n_slots, link, (ranks, split) if ranks else None)
+        kernels = kernels or kernel_set("cpu")
+        lowering = DeviceLowering(graphs, graph.device, exact, n, kernels, staged, n_slots, link, (ranks, split) if ranks else None)
         calls = tuple(lowering.lower())
         lives = storage_lifetimes(graph, calls, staged)
         requests = [Request(place.name, place.n_bytes, first, last) for place, (first, last) in lives.items()]

@@ -34,6 +34,7 @@ from numba_meta.kernels.code_cache import Float, Int, Ptr, cache_folder, digest_
 from numba_meta.kernels.cpu import isa
 from numba_meta.kernels.cpu.simd import load_f32, load_i64
 
+
 # Numba numbers functions per process and puts the number in symbols. Code that different processes left on disk meets in one symbol
 # table, where the first of equal names wins: so each process counts from a random start, a forked one too.
 def _count_from_random() -> None:
