@@ -47,14 +47,14 @@ def _parse_one(text: str) -> DeviceSpec:
     name, _, options = text.partition("?")
     match = re.fullmatch(r"([a-z]+)(?::([0-9]{1,6}))?", name)
     if match is None or match[1] not in ("cpu", "cuda"):
-        raise UsageError(f"unknown device {text!r}; expected cpu:N, with options as in cpu:0?mem=2G, several separated by commas")
-    if match[1] == "cuda":
-        raise UsageError(f"device {text!r}: CUDA devices are not supported yet; use cpu:N")
+        raise UsageError(f"unknown device {text!r}; expected cpu:N or cuda:N, with options as in cpu:0?mem=2G, several separated by commas")
     given: dict[str, Any] = {}
     for option in filter(None, options.split("&")):
         key, _, value = option.partition("=")
         if key not in _OPTIONS:
             raise UsageError(f"device {text!r}: unknown option {key!r}; known are {', '.join(_OPTIONS)} (as in {name}?link=5.3&mem=2G)")
+        if match[1] == "cuda" and key not in _CUDA_OPTIONS:
+            raise UsageError(f"device {text!r}: {key} is for simulated CPU devices; a CUDA device takes {' and '.join(_CUDA_OPTIONS)}")
         field, parse = _OPTIONS[key]
         if field in given:
             raise UsageError(f"device {text!r}: {key} is given twice; give one value")
@@ -113,3 +113,4 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "async": ("has_async_copies", parse_switch),
     "pin": ("can_pin", parse_switch),
 }
+_CUDA_OPTIONS = ("mem", "pin")  # what a GPU may be told to do without, to see what happens then

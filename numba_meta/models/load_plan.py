@@ -64,7 +64,7 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     by_rank = parse_rank_devices(options.devices, n_ranks)
     specs, rank_devices = by_rank[rank], device_ranges([len(each) for each in by_rank])
     for spec in specs:
-        if spec.index:
+        if spec.kind == "cpu" and spec.index:
             raise UsageError(f"device {spec.name} is not there: this machine's CPU is cpu:0; name it several times for several devices")
     cache_types = (
         choose_cache_type("cache_type_k", options.cache_type_k, config, options.exact),

@@ -1,0 +1,87 @@
+"""Matrix products of one or a few rows of activations: memory is the limit, weights are read once (arithmetic: `matmul_rows.py`).
+
+grid (groups of weight rows, groups of `n_columns` activation rows), block of 4 warps. A warp computes a few weight rows, or, of long ones,
+a part; then warps meet in shared memory. Reads the packed weights once per group of activation rows; writes 4 n_out n_rows bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from numba_meta.dtypes import DType
+from numba_meta.kernels.cuda.device import cuda, device_function, load_i64, store_f32, types
+from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu, Int, Launch, Ptr, cuda_kernel
+from numba_meta.kernels.cuda.matmul_rows import SPAN, rows_product, unit_elements
+from numba_meta.kernels.cuda.packed import FLOAT_TYPES, QUANT_LAYOUTS, same_layout
+
+Q8_COLUMNS, F32_COLUMNS = (1, 2, 4, 8, 16), (1, 8)  # activation rows at once, by their form
+WARPS = 4  # of a block
+_THREADS = 32 * WARPS
+
+
+def log_row_warps(n_units: int) -> int:
+    """How many warps share a row of weights (its logarithm to base 2): by its length alone, as the order of a sum depends on it."""
+    if n_units <= SPAN:
+        return 0
+    if n_units <= 2 * SPAN:
+        return 1
+    return 2
+
+
+_log_row_warps = device_function(log_row_warps)
+
+
+def weight_rows(n_columns: int) -> int:
+    """Weight rows that a warp computes at once; no output's bits depend on it."""
+    return 1 if n_columns == 1 else 2
+
+
+@functools.cache
+def vector_kernel(dtype: DType, exact: bool, n_columns: int) -> CudaKernel:
+    """The product for `n_columns` activation rows at once; parameters as for `matmul.matmul_kernel`."""
+    n_weight_rows, n_elements = weight_rows(n_columns), unit_elements(dtype)
+    log_elements, log_columns = n_elements.bit_length() - 1, n_columns.bit_length() - 1
+    product = rows_product(dtype, exact, n_weight_rows, n_columns)
+    n_own = n_weight_rows * n_columns
+
+    def launch(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launch:
+        per_block = n_weight_rows * WARPS >> log_row_warps(-(-arguments["k"] // n_elements))
+        if not arguments["n_out"] or not n_rows:
+            return Launch((0, 1, 1), (_THREADS, 1, 1))
+        return Launch((-(-arguments["n_out"] // per_block), -(-n_rows // n_columns), 1), (_THREADS, 1, 1))
+
+    def matmul(w: Ptr, x: Ptr, x_stride: Int, y: Ptr, y_stride: Int, n_out: Int, k: Int, n_rows: Ptr) -> None:
+        rows = load_i64(n_rows)
+        column = types.int64(cuda.blockIdx.y) * n_columns
+        if n_columns > 1 and column >= rows:
+            return
+        lane, warp = types.int64(cuda.threadIdx.x & 31), types.int64(cuda.threadIdx.x >> 5)
+        log_parts = _log_row_warps((k + (n_elements - 1)) >> log_elements)
+        n_parts = types.int64(1) << log_parts
+        part = warp & (n_parts - 1)
+        row = ((types.int64(cuda.blockIdx.x) * WARPS + warp) >> log_parts) * n_weight_rows
+        total = product(w, n_out, k, row, x, x_stride, column, rows, lane, part, n_parts)
+        if n_parts > 1:
+            parts = cuda.shared.array(_THREADS, types.float32)
+            parts[32 * warp + lane] = total
+            cuda.syncthreads()
+            if part > 0:
+                return
+            for i in range(1, n_parts):
+                total = total + parts[32 * (warp + i) + lane]
+        row, column = row + (lane >> log_columns), column + (lane & (n_columns - 1))
+        if lane < n_own and row < n_out and column < rows:
+            store_f32(y + column * y_stride + 4 * row, total)
+
+    layout = dtype.name if dtype in FLOAT_TYPES else QUANT_LAYOUTS[dtype].name
+    name = f"matmul_{layout}_{'exact' if exact else 'fast'}_{n_columns}"
+    return cuda_kernel(launch=launch, max_threads=_THREADS, name=name)(matmul)
+
+
+def all_kernels() -> list[CudaKernel]:
+    """Every kernel of this module that `matmul.matmul_kernel` gives."""
+    layouts = dict.fromkeys(same_layout(dtype) for dtype in QUANT_LAYOUTS)
+    floats = [(dtype, True, n) for dtype in (*FLOAT_TYPES, *layouts) for n in F32_COLUMNS]
+    return [vector_kernel(*each) for each in floats + [(dtype, False, n) for dtype in layouts for n in Q8_COLUMNS]]
