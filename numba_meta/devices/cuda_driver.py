@@ -90,14 +90,14 @@ class GpuContext:
             total_bytes=int(call("cuDeviceTotalMem", self._device)),
             uuid=bytes(call("cuDeviceGetUuid", self._device).bytes).hex(),
         )
-        self._context = call("cuDevicePrimaryCtxRetain", self._device)
+        self.handle = call("cuDevicePrimaryCtxRetain", self._device)
         self._modules: dict[bytes, Any] = {}
         self._functions: dict[tuple[bytes, str], Any] = {}
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """This GPU's context for the calls inside."""
-        call("cuCtxPushCurrent", self._context)
+        call("cuCtxPushCurrent", self.handle)
         try:
             yield
         finally:
@@ -145,10 +145,17 @@ class GpuContext:
         if not call("cuDeviceCanAccessPeer", self._device, other._device):
             return False
         with self.current():
-            status = int(_bindings().cuCtxEnablePeerAccess(other._context, 0)[0])
+            status = int(_bindings().cuCtxEnablePeerAccess(other.handle, 0)[0])
         if status not in (0, int(_bindings().CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)):
             raise DeviceError(f"cuCtxEnablePeerAccess from cuda:{self.facts.index} to cuda:{other.facts.index} failed ({status})")
         return True
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether an address is memory that the driver knows: kernels reach it."""
+        with self.current():
+            kind = _bindings().CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+            status, memory = _bindings().cuPointerGetAttribute(kind, address)
+        return int(status) == 0 and int(memory) != 0
 
     # ---- streams and events ------------------------------------------------------------------------------------------------------------
 
@@ -230,7 +237,9 @@ def n_gpus() -> int:
 
 
 class PinnedMemory:
-    """Host memory that GPUs copy from and to while they compute: `data` uint8 `[n_bytes]`. Raises `OutOfMemoryError`."""
+    """Host memory that GPUs copy from and to while they compute: `data` uint8 `[n_bytes]`. Raises `DeviceError`."""
+
+    is_pinned = True
 
     def __init__(self, gpu: GpuContext, n_bytes: int) -> None:
         self._gpu = gpu
@@ -240,6 +249,15 @@ class PinnedMemory:
         raw = (ctypes.c_uint8 * max(1, n_bytes)).from_address(self.address)
         self.data: np.ndarray = np.ctypeslib.as_array(raw)[:n_bytes]
         self.data[:] = 0
+
+    def read(self, offset: int, n_bytes: int) -> np.ndarray:
+        """Some bytes, a view."""
+        return self.data[offset : offset + n_bytes]
+
+    @contextmanager
+    def edit(self, offset: int, n_bytes: int) -> Iterator[np.ndarray]:
+        """Some bytes to be changed."""
+        yield self.data[offset : offset + n_bytes]
 
     def free(self) -> None:
         """Gives the memory back; views of it must not be used any more. Twice is once."""

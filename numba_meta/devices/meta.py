@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numba_meta.devices.cpu import CpuDevice, CpuStream
 from numba_meta.devices.parse import DeviceSpec
 from numba_meta.devices.simple import Buffer, SimpleDevice
 from numba_meta.errors import DeviceError
+
+if TYPE_CHECKING:
+    from numba_meta.devices.cuda_driver import PinnedMemory
+    from numba_meta.devices.host_memory import HostMemory
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,17 @@ class MetaDevice(Sequence[SimpleDevice]):
         """A compute stream on every CPU device, for one `CpuStep`: its caller is the first thread of the first device."""
         cpus = [device for device in self.devices if isinstance(device, CpuDevice)]
         return [device.stream(caller_joins=index == 0) for index, device in enumerate(cpus)]
+
+    def host_memory(self, n_bytes: int, pinned: bool) -> HostMemory | PinnedMemory:
+        """Zeroed memory of the host for what devices copy from; `pinned` is a wish: what came of it, `is_pinned` of the result says."""
+        from numba_meta.devices.host_memory import HostMemory
+
+        if pinned and self.kind == "cuda":
+            try:
+                return self.devices[0].pinned(n_bytes)  # type: ignore[attr-defined, no-any-return]
+            except DeviceError:
+                pinned = False
+        return HostMemory(n_bytes, pinned)
 
     def compile(self, kernels: Iterable[Any]) -> None:
         """Compiles kernels of these devices' kind, or loads them from the cache of kernels."""

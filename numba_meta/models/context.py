@@ -80,19 +80,20 @@ class Context:
         self._closed = False
         self.traces: deque[StepTrace] | None = None  # of the steps to come; None: nothing is noted
         self._host_cache = host_cache
-        is_pinned = host_cache is not None and host_cache.pinned and all(d.spec.can_pin for d in device.devices)
-        if host_cache is not None and host_cache.pinned and not is_pinned:
-            names = ", ".join(d.name for d in device.devices if not d.spec.can_pin)
-            told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
-            warnings.warn(told, NumbaMetaWarning, stacklevel=2)
-        self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned, self._devices)
-        self._recorder = Recorder(device, self.transport, self._persistent_address, exact, group.ranks if group else None)
         kinds = (False, True) if shape.n_window_cells else (False,)
         self._layouts = {local: WindowLayout(self.cells, local) for local in kinds} if host_cache else {}
         graph = self._split(Capacity(1, 1), self._window_shapes({}, {})).graph
         self._n_vocab = graph.outputs[0].shape[0]
         own = [leaf_of_devices(leaf, self._leaf_state(leaf), self._devices) for leaf in graph.leaves if leaf.role is not Role.WEIGHT]
-        self._memory = CacheMemory(device, own, lambda leaf: self._leaf_state(leaf).of_devices(self._devices), is_pinned)
+        may_pin = host_cache is not None and host_cache.pinned and all(d.spec.can_pin for d in device.devices)
+        self._memory = CacheMemory(device, own, lambda leaf: self._leaf_state(leaf).of_devices(self._devices), may_pin)
+        is_pinned = may_pin and (self._memory.host is None or self._memory.host.is_pinned)
+        if host_cache is not None and host_cache.pinned and not is_pinned:
+            names = ", ".join(d.name for d in device.devices if may_pin or not d.spec.can_pin)
+            told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
+            warnings.warn(told, NumbaMetaWarning, stacklevel=2)
+        self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned, self._devices)
+        self._recorder = Recorder(device, self.transport, self._persistent_address, exact, group.ranks if group else None)
         self.cache = CacheOperations(self.cells, self._memory, find_cache_layers(graph), self._layouts.values())
 
     @property

@@ -67,7 +67,7 @@ class TransportLowering:
         if not self.is_read(node):
             return
         cache, streams, n_streams, n_cells = node.sources
-        cell_bytes = self._cell_bytes(cache)
+        cell_bytes = node.strides[1]  # in the host a device's heads of a cell lie together, as they do in the window
         per_stream = cache.shape[1] // node.params["n_streams_full"]
         call = Call(
             self._to.kernels.deliver.deliver_windows,
@@ -80,8 +80,7 @@ class TransportLowering:
                 "streams": streams,
                 "n_streams": n_streams,
                 "n_cells": n_cells,
-                "bytes_per_second": self._link.bytes_per_second,
-                "delay_ns": self._link.delay_ns,
+                **self._pace(),
             },
             (cache, streams, n_streams, n_cells),
             (node,),
@@ -103,7 +102,6 @@ class TransportLowering:
         if self._to.device not in (readers[:1] if self._to.is_mirrored(node) else readers):
             return
         cache, window, slot_cells, cells = node.sources
-        cell_bytes = self._cell_bytes(cache)
         call = Call(
             self._to.kernels.deliver.write_back,
             {
@@ -111,15 +109,15 @@ class TransportLowering:
                 "width": window.strides[1],
                 "slot_cells": slot_cells,
                 "host": cache,
-                "cell_bytes": cell_bytes,
+                "cell_bytes": window.strides[1],
                 "cells": cells,
                 "n_rows": self._to.count(cells),
-                "bytes_per_second": self._link.bytes_per_second,
-                "delay_ns": self._link.delay_ns,
+                **self._pace(),
             },
             (window, slot_cells, cells),
             (cache,),
             node=node.name,
+            max_rows=cells.shape[0],
         )
         staged = self._staged.get(layer)
         if staged is None:
@@ -127,11 +125,11 @@ class TransportLowering:
         else:
             staged.write_backs.append(call)
 
-    def _cell_bytes(self, cache: Tensor) -> int:
-        """Bytes of a cell in the host's memory: what the devices of this process hold of it, together."""
-        if self._to.is_mirrored(cache):
-            return cache.dtype.row_bytes(cache.shape[0])
-        return sum(peer.tensor.dtype.row_bytes(peer.tensor.shape[0]) for peer in self._to.peers(cache))
+    def _pace(self) -> dict[str, int]:
+        """How a simulated link is kept to: by CPU devices, whose copies are calls like others."""
+        if self._to.kernels.kind != "cpu":
+            return {}
+        return {"bytes_per_second": self._link.bytes_per_second, "delay_ns": self._link.delay_ns}
 
     def done_reading(self, window: Tensor) -> None:
         """The kernels that read a layer's window are enqueued: its slot may be filled again."""

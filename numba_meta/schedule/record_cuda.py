@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,15 @@ import numpy as np
 from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.devices.cuda import CudaBuffer, CudaDevice
 from numba_meta.devices.cuda_driver import PinnedMemory
-from numba_meta.devices.cuda_graph import CudaGraph, capture
+from numba_meta.devices.cuda_graph import CudaGraph, capture, capture_copy
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cuda.kernel import CudaArguments, CudaKernel, Launch
+from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows
 from numba_meta.schedule.lower import Call, EventName
 from numba_meta.schedule.record import Binder
+from numba_meta.schedule.trace import is_delivery, is_write_back
 
 _CONSTANT_BYTES = 1 << 16  # of a block of constants
 _CONSTANT_ALIGNMENT = 16
@@ -55,11 +57,12 @@ class CudaSteps:
         memory = self._devices[0].pinned(n_bytes)
         assert isinstance(output, CudaBuffer)
         try:
-            graph, launches = _Recorder(self._devices, self._compute, self._transfer, binder).record(output.address + offset, memory)
+            recorder = _Recorder(self._devices, self._compute, self._transfer, binder, self.place_constant)
+            graph, parts = recorder.record(output.address + offset, memory)
         except BaseException:
             memory.free()
             raise
-        return RecordedCudaStep(self._devices[0], self._compute[0], graph, memory, launches)
+        return RecordedCudaStep(self._devices[0], self._compute[0], graph, memory, parts)
 
     def end_transfers(self) -> None:
         """Transfer streams cost nothing while nothing runs on them: they stay for the next ring."""
@@ -68,18 +71,22 @@ class CudaSteps:
 class RecordedCudaStep:
     """A recorded graph: `output` uint8 is what it leaves for the host, which the next step overwrites."""
 
-    def __init__(self, device: CudaDevice, stream: int, graph: CudaGraph, memory: PinnedMemory, launches: list[_Launch]) -> None:
+    def __init__(self, device: CudaDevice, stream: int, graph: CudaGraph, memory: PinnedMemory, parts: _Parts) -> None:
         self._device = device
         self._stream = stream
         self._graph = graph
         self._memory = memory
-        self.n_launches = len(launches)
+        self._parts = parts
+        self.n_launches = len(parts.launches)
         self.output = memory.data
 
     def run(self) -> None:
         """Replays the step and waits for its end."""
+        self._parts.windows.update()
         self._graph.launch(self._stream)
         self._device.gpu.synchronize(self._stream)
+        for rows in self._parts.late_rows:
+            rows.store()
 
     def run_noting_times(self) -> tuple[StreamTimes, ...]:
         """As `run`. When each call ran is not known from outside of a graph: one span for the whole step."""
@@ -92,6 +99,8 @@ class RecordedCudaStep:
         """Gives the graph and its output's memory back. Twice is once."""
         self._graph.destroy()
         self._memory.free()
+        for rows in self._parts.late_rows:
+            rows.memory.free()
 
 
 class _Constants:
@@ -125,17 +134,36 @@ class _Launch:
     arguments: CudaArguments
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What a recorded graph needs as long as it runs: its arguments, what sets its copies before a step, what moves rows after it."""
+
+    launches: tuple[_Launch, ...]
+    windows: LiveWindows
+    late_rows: tuple[LateRows, ...]
+
+
 class _Recorder:
     """Captures one step."""
 
-    def __init__(self, devices: list[CudaDevice], compute: list[int], transfer: dict[int, int], binder: Binder) -> None:
+    def __init__(
+        self,
+        devices: list[CudaDevice],
+        compute: list[int],
+        transfer: dict[int, int],
+        binder: Binder,
+        place_constant: Callable[[int, np.ndarray], int],
+    ) -> None:
         self._devices = devices
+        self._place_constant = place_constant
         self._streams = {(j, "compute"): stream for j, stream in enumerate(compute)}
         self._streams |= {(j, "transfer"): stream for j, stream in transfer.items()}
         self._binder = binder
         self._events: list[tuple[CudaDevice, int]] = []
+        self._deliveries: list[tuple[Delivery, list[Any]]] = []
+        self._late: list[LateRows] = []
 
-    def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, list[_Launch]]:
+    def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
         # Modules are loaded and constants placed first: neither may happen while a stream is captured.
         order = [(device, purpose, call, self._prepared(device, call)) for device, purpose, call in self._in_order()]
         gpu, main = self._devices[0].gpu, self._streams[0, "compute"]
@@ -154,7 +182,9 @@ class _Recorder:
                 for key in others:
                     self._wait(0, main, self._record_event(key[0], self._streams[key]))
                 gpu.copy_async(memory.address, output, memory.data.size, main)
-            return recorded.graph, [prepared for _, _, _, prepared in order if prepared is not None]
+            launches = [prepared for _, _, _, prepared in order if isinstance(prepared, _Launch)]
+            windows = LiveWindows(recorded.graph, self._binder, self._deliveries)
+            return recorded.graph, _Parts(tuple(launches), windows, tuple(self._late))
         finally:
             for owner, event in self._events:
                 owner.gpu.destroy_event(event)
@@ -182,20 +212,40 @@ class _Recorder:
                 stuck = next(calls[0] for calls in queues.values() if calls)
                 raise PlacementError(f"{stuck.node}: {stuck.waits or 'a meeting'} is waited for, and nothing records it before")
 
-    def _prepared(self, device: int, call: Call) -> _Launch | None:
+    def _prepared(self, device: int, call: Call) -> _Launch | Delivery | None:
         if call.kernel is None:
             return None
+        if is_delivery(call) and "n_cells" in call.arguments:
+            return self._delivery(device, call)
         assert isinstance(call.kernel, CudaKernel)
         on = self._devices[device]
         values = {name: self._binder.value(device, value) for name, value in call.arguments.items()}
+        if is_write_back(call) and not on.gpu.is_pinned(values["host"]):
+            rows, count = call.arguments["cells"], call.arguments["n_rows"]
+            late = LateRows(on, self._binder, values["host"], values["width"], call.max_rows, rows.name, count.name)
+            self._late.append(late)
+            values = late.arguments(values, self._place_constant(device, np.arange(call.max_rows, dtype=np.int32)))
         launch = call.kernel.launch(values, call.max_rows, on.launch_facts)
         if not all(launch.grid):
             return None
         entry, cubin = call.kernel.binary(on.gpu.facts.capability)
         return _Launch(on.gpu.function(cubin, entry, launch.shared_bytes), launch, call.kernel.pack(**values))
 
-    def _enqueue(self, device: int, stream: int, call: Call, prepared: _Launch | None, named: dict[tuple[int, EventName], int]) -> None:
-        if prepared is not None:
+    def _delivery(self, device: int, call: Call) -> Delivery:
+        arguments = call.arguments
+        names = ("source", "stream_bytes", "cell_bytes", "destination", "width")
+        source, stream_bytes, cell_bytes, destination, width = (int(self._binder.value(device, arguments[name])) for name in names)
+        streams, n_streams, n_cells = (arguments[name].name for name in ("streams", "n_streams", "n_cells"))
+        room = arguments["destination"].params["n_streams"]
+        return Delivery(source, stream_bytes, cell_bytes, destination, width, room, (streams, n_streams, n_cells))
+
+    def _enqueue(
+        self, device: int, stream: int, call: Call, prepared: _Launch | Delivery | None, named: dict[tuple[int, EventName], int]
+    ) -> None:
+        if isinstance(prepared, Delivery):
+            gpu, first = self._devices[device].gpu, tuple(range(prepared.max_streams))
+            self._deliveries.append((prepared, [capture_copy(gpu, copy, stream) for copy in prepared.copies(first, 1)]))
+        elif prepared is not None:
             launch, parameters = prepared.launch, int(prepared.arguments.addresses.ctypes.data)
             self._devices[device].gpu.launch(prepared.function, launch.grid, launch.block, launch.shared_bytes, stream, parameters)
         elif call.records is not None:
