@@ -44,7 +44,7 @@ def seconds(dtype: DType, exact: bool, n_out: int, k: int, rows: int) -> float:
         source, x = x, gpu.empty(rows * row_bytes)
         gpu.run(quantize_kernel(form), rows, x=source, x_stride=4 * k, y=x, y_stride=row_bytes, n=k, n_rows=n_rows)
     y = gpu.empty(4 * rows * n_out)
-    kernel = matmul_kernel(dtype, exact, n_columns, gpu.facts.capability)
+    kernel = matmul_kernel(dtype, exact, n_columns)
     shared = {"x": x, "x_stride": row_bytes, "y": y, "y_stride": 4 * n_out, "n_out": n_out, "k": k, "n_rows": n_rows}
     return gpu.time([(kernel, rows, {"w": w, **shared}) for w in weights], repeats=7) / n_copies
 

@@ -216,10 +216,28 @@ class GpuContext:
                 call("cuFuncSetAttribute", function, kind, shared_bytes)
             return function
 
-    def launch(self, function: Any, grid: Sequence[int], block: Sequence[int], shared_bytes: int, stream: int, parameters: int) -> None:
-        """One launch; `parameters` is the address of the arguments' addresses."""
+    def launch(
+        self, function: Any, grid: Sequence[int], block: Sequence[int], shared_bytes: int, stream: int, parameters: int, early: bool = False
+    ) -> None:
+        """One launch; `parameters` is the address of the arguments' addresses.
+
+        `early`: it may begin while the kernel before it in the stream still runs; it waits for that one itself.
+        """
         with self.current():
-            call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, parameters, 0)
+            if not early:
+                call("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, parameters, 0)
+                return
+            driver = _bindings()
+            attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            value.programmaticStreamSerializationAllowed = 1
+            attribute.value = value
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.blockDimX, config.blockDimY, config.blockDimZ = block
+            config.sharedMemBytes, config.hStream = shared_bytes, stream
+            config.attrs, config.numAttrs = [attribute], 1
+            call("cuLaunchKernelEx", config, function, parameters, 0)
 
 
 @functools.cache

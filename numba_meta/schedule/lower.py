@@ -284,6 +284,13 @@ class Offset:
     n_bytes: int
 
 
+def storage_of(place: Place | Offset) -> Place:
+    """The place that owns the bytes."""
+    if isinstance(place, Offset):
+        return storage_of(place.place)
+    return place.storage if isinstance(place, Tensor) else place
+
+
 def _offset(tensor: Tensor, first: Sequence[int], i2: int, i3: int) -> int:
     """Bytes from the start of a tensor to the row that is i2, i3 beyond `first`."""
     n_bytes = tensor.dtype.row_bytes(first[0])

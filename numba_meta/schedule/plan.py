@@ -10,9 +10,10 @@ from numba_meta.kernels import KernelSet, kernel_set
 from numba_meta.memory.layout import Request
 from numba_meta.memory.workspace import WorkspacePlan, plan_workspace
 from numba_meta.ops.lowering import Scratch
+from numba_meta.schedule.fuse import fuse
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.localize import DeviceGraph, localize
-from numba_meta.schedule.lower import Call, DeviceLowering, EventName, Offset, Peer, Place
+from numba_meta.schedule.lower import Call, DeviceLowering, EventName, Peer, Place, storage_of
 from numba_meta.schedule.lower_transport import Link
 from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.transport_plan import TransportPlan
@@ -86,6 +87,8 @@ def plan_step(
         kernels = kernels or kernel_set("cpu")
         lowering = DeviceLowering(graphs, graph.device, exact, n, kernels, staged, n_slots, link, (ranks, split) if ranks else None)
         calls = tuple(lowering.lower())
+        if kernels.kind == "cuda":
+            calls = tuple(fuse(calls, kernels, exact, read_elsewhere(graph)))
         lives = storage_lifetimes(graph, calls, staged)
         requests = [Request(place.name, place.n_bytes, first, last) for place, (first, last) in lives.items()]
         plans.append((DevicePlan(graph, calls, tuple(lives), tuple(lowering.transport.transfer_calls())), requests))
@@ -93,11 +96,11 @@ def plan_step(
     return StepPlan(split, tuple(plan for plan, _ in plans), workspace, transport)
 
 
-def storage_of(place: Place | Offset) -> Place:
-    """The place that owns the bytes."""
-    if isinstance(place, Offset):
-        return storage_of(place.place)
-    return place.storage if isinstance(place, Tensor) else place
+def read_elsewhere(graph: DeviceGraph) -> set[Tensor]:
+    """Storages that other devices read (summands and pieces), or the host (outputs)."""
+    pieces = (node.sources[0] for node in graph.graph.nodes if node.op in ("all_reduce", "gather"))
+    outputs = graph.graph.outputs if graph.device == 0 else ()
+    return {place.storage for place in (*pieces, *outputs)}
 
 
 def storage_lifetimes(

@@ -22,7 +22,7 @@ from numba_meta.devices.cuda_graph import CudaGraph, capture, capture_copy
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
-from numba_meta.kernels.cuda.kernel import CudaArguments, CudaKernel, Launch
+from numba_meta.kernels.cuda.kernel import EARLY, CudaArguments, CudaKernel, Launch
 from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows
 from numba_meta.schedule.lower import Call, EventName
 from numba_meta.schedule.record import Binder
@@ -162,6 +162,7 @@ class _Recorder:
         self._events: list[tuple[CudaDevice, int]] = []
         self._deliveries: list[tuple[Delivery, list[Any]]] = []
         self._late: list[LateRows] = []
+        self._behind_kernel: set[int] = set()  # streams whose last entry is a kernel: the next one may begin early
 
     def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
         # Modules are loaded and constants placed first: neither may happen while a stream is captured.
@@ -244,10 +245,14 @@ class _Recorder:
     ) -> None:
         if isinstance(prepared, Delivery):
             gpu, first = self._devices[device].gpu, tuple(range(prepared.max_streams))
+            self._behind_kernel.discard(stream)
             self._deliveries.append((prepared, [capture_copy(gpu, copy, stream) for copy in prepared.copies(first, 1)]))
         elif prepared is not None:
             launch, parameters = prepared.launch, int(prepared.arguments.addresses.ctypes.data)
-            self._devices[device].gpu.launch(prepared.function, launch.grid, launch.block, launch.shared_bytes, stream, parameters)
+            gpu = self._devices[device].gpu
+            early = stream in self._behind_kernel and gpu.facts.capability >= EARLY and call.arguments.get("k") != 0
+            gpu.launch(prepared.function, launch.grid, launch.block, launch.shared_bytes, stream, parameters, early)
+            self._behind_kernel.add(stream)
         elif call.records is not None:
             named[device, call.records] = self._record_event(device, stream)
         elif call.waits is not None:
@@ -278,4 +283,5 @@ class _Recorder:
         return event
 
     def _wait(self, device: int, stream: int, event: int) -> None:
+        self._behind_kernel.discard(stream)
         self._devices[device].gpu.wait_event(stream, event)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.dtypes import BF16, F16, Q4_0, Q8_0, DType
-from numba_meta.kernels.cuda.attention_intrinsics import pack_bf16x2, transposed
+from numba_meta.kernels.cuda.attention_intrinsics import pack_bf16x2, shared_word, transposed
 from numba_meta.kernels.cuda.attention_steps import (
     LOG2_E,
     LOWEST,
@@ -30,7 +30,8 @@ from numba_meta.kernels.cuda.attention_tiles import (
     TILE,
     add_tile,
     can_tile,
-    copy_rows,
+    copy_quarter,
+    copy_rest,
     query_element,
     score_tile,
     staged_row,
@@ -57,7 +58,6 @@ from numba_meta.kernels.cuda.device import (
     pack_f16,
     shared_address,
     shared_load_f32,
-    shared_load_i32,
     shared_store_f32,
     shared_store_i32,
     shared_store_v4,
@@ -116,24 +116,29 @@ def _sum_over_cells(x):  # type: ignore[no-untyped-def]
 def decode_chunks(
     k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int, stages: int, capability: Capability = (8, 0)
 ) -> CudaKernel:
-    """`attention_chunks` on tensor cores: grid (chunk, tile of heads, row), `warps` warps with rings of `stages` tiles.
+    """`attention_chunks` on tensor cores: grid (tile of heads, row, chunk), `warps` warps with rings of `stages` tiles.
 
     Reads K and V once for all heads of a tile.
     """
     k_row, slot_bytes, record = staged_row(k_type, dim_k), tile_bytes(k_type, v_type, dim_k, dim_v), record_bytes(dim_v)
-    copy_k, copy_v, wait = copy_rows(k_type, dim_k), copy_rows(v_type, dim_v), WAITS[stages - 1]
+    parts_of_k, parts_of_v, wait = copy_quarter(k_type, dim_k), copy_quarter(v_type, dim_v), WAITS[stages - 1]
+    ends_of_k, ends_of_v = copy_rest(k_type, dim_k), copy_rest(v_type, dim_v)
     score, add_values, element_of_q, element_of_v = (
         score_tile(k_type, dim_k), add_tile(v_type, dim_v), query_element(k_type), value_element(v_type)
     )  # fmt: skip
     split_q, split_p = split_pair(k_type), split_pair(v_type)
     threads, steps_k, steps_v, n_out = 32 * warps, dim_k // 16, dim_v // 16, dim_v // 4
+    n_queries = -(-32 * steps_k // threads)  # quadruples of Q that a thread converts
+    size_q = 4 * n_queries
     values_at, ring_at, ahead = HEADER_BYTES + TILE * k_row.stride, steps_k * QUERY_BYTES, stages - 1
-    results, stats = 4 * TILE_HEADS * dim_v, 8 * TILE_HEADS  # bytes of a warp's weighted values; of its largest scores and weights
+    # A warp's results: floats from head to head (1 more than a multiple of 32, and one more for each 32 elements: no two lanes meet).
+    head_floats = -(-(dim_v + dim_v // 32) // 32) * 32 + 1
+    results, stats = 4 * TILE_HEADS * head_floats, 8 * TILE_HEADS  # bytes of weighted values; of largest scores and weights
     n_shared = max(ring_at + warps * stages * slot_bytes, warps * (results + stats))
     name = f"attention_tiles_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}_{warps}x{stages}_sm{capability[0]}{capability[1]}"
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
-        grid = (arguments["n_chunks"], head_tiles(arguments), n_rows)
+        grid = (head_tiles(arguments), n_rows, arguments["n_chunks"])  # chunks beyond the live ones come last
         return Launch(grid if all(grid) else (0, 0, 0), (threads, 1, 1), n_shared)
 
     @device_function
@@ -148,22 +153,34 @@ def decode_chunks(
         rows = cuda.ballot_sync(ALL_LANES, cell >= 0)
         if lane == 0:
             shared_store_i32(slot, rows)
-        copy_k(slot + HEADER_BYTES, k, k_stride, cell, lane)
-        copy_v(slot + values_at, v, v_stride, cell, lane)
+        for i in range(4):
+            place = 4 * i + (lane >> 3)
+            found = cuda.shfl_sync(ALL_LANES, cell, place)
+            parts_of_k(slot + HEADER_BYTES, k, k_stride, found, place)
+            parts_of_v(slot + values_at, v, v_stride, found, place)
+        ends_of_k(slot + HEADER_BYTES, k, k_stride, cell, lane)
+        ends_of_v(slot + values_at, v, v_stride, cell, lane)
 
     @device_function
-    def store_queries(shared, q, q_head_stride, place, head_begin, head_end, scale):  # type: ignore[no-untyped-def]
-        """Q of 8 heads times scale as fragments B in two parts; zeros for heads that the device does not have."""
-        at = types.int32(cuda.threadIdx.x)
-        while at < 32 * steps_k:
-            head, step = place + (at >> 2 & 7), at >> 5
+    def load_queries(queries, q, q_head_stride, place, head_begin, head_end):  # type: ignore[no-untyped-def]
+        """A thread's part of Q of 8 heads; zeros for heads that the device does not have."""
+        for i in range(n_queries):
+            at = threads * i + types.int32(cuda.threadIdx.x)
+            head = place + (at >> 2 & 7)
             x0, x1, x2, x3 = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
-            if head >= head_begin and head < head_end:
-                x0, x1, x2, x3 = load_v4_f32(q + head * q_head_stride + 4 * element_of_q(step, at & 3))
-            high_0, low_0 = split_q(mul(x0, scale), mul(x1, scale))
-            high_1, low_1 = split_q(mul(x2, scale), mul(x3, scale))
-            shared_store_v4(shared + 16 * at, high_0, high_1, low_0, low_1)
-            at += threads
+            if at < 32 * steps_k and head >= head_begin and head < head_end:
+                x0, x1, x2, x3 = load_v4_f32(q + head * q_head_stride + 4 * element_of_q(at >> 5, at & 3))
+            queries[4 * i], queries[4 * i + 1], queries[4 * i + 2], queries[4 * i + 3] = x0, x1, x2, x3
+
+    @device_function
+    def store_queries(shared, queries, scale):  # type: ignore[no-untyped-def]
+        """Q times scale as fragments B in two parts."""
+        for i in range(n_queries):
+            at = threads * i + types.int32(cuda.threadIdx.x)
+            high_0, low_0 = split_q(mul(queries[4 * i], scale), mul(queries[4 * i + 1], scale))
+            high_1, low_1 = split_q(mul(queries[4 * i + 2], scale), mul(queries[4 * i + 3], scale))
+            if at < 32 * steps_k:
+                shared_store_v4(shared + 16 * at, high_0, high_1, low_0, low_1)
 
     @cuda_kernel(name=name, launch=launch, max_threads=threads, capability=capability)
     def kernel(  # type: ignore[no-untyped-def]
@@ -171,19 +188,21 @@ def decode_chunks(
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
         first_kv: Int, scale: Float, partial: Ptr, n_chunks: Int, n_rows: Ptr,
     ):  # fmt: skip
-        index, row = types.int64(cuda.blockIdx.x), types.int64(cuda.blockIdx.z)
-        if row >= load_i64(n_rows):
-            return
+        row, index = types.int64(cuda.blockIdx.y), types.int64(cuda.blockIdx.z)
+        live, sequence = load_i64(n_rows), load_i32(sequences + 4 * row)
         first, stop, shift = row_chunks(positions, row, window)
         base = ((first >> shift) + index) << shift
         begin, end = max(base, first), min(base + (1 << shift), stop)
-        kv, place, head_begin, head_end = tile_heads(types.int64(cuda.blockIdx.y), first_head, n_head, group)
-        if begin >= end or head_begin >= head_end:
+        kv, place, head_begin, head_end = tile_heads(types.int64(cuda.blockIdx.x), first_head, n_head, group)
+        # One condition, so that what it depends on is loaded at once.
+        if (row >= live) | (sequence < 0) | (begin >= end) | (head_begin >= head_end):
             return
+        queries = cuda.local.array(size_q, types.float32)
+        load_queries(queries, q + row * q_stride, q_head_stride, place, head_begin, head_end)
         lane, warp = types.int32(cuda.threadIdx.x & 31), types.int32(cuda.threadIdx.x >> 5)
         shared = shared_address(cuda.shared.array(0, types.int32))
         ring = shared + ring_at + warp * (stages * slot_bytes)
-        table = cell_table + load_i32(sequences + 4 * row) * table_stride
+        table = cell_table + sequence * table_stride
         k, v = k + (kv - first_kv) * k_head_stride, v + (kv - first_kv) * v_head_stride
 
         # The warp's first tile: the first one attended that is congruent to the warp.
@@ -198,7 +217,7 @@ def decode_chunks(
             async_commit()
         cell = cells[ahead]
         ahead_at += TILE * warps * stages
-        store_queries(shared, q + row * q_stride, q_head_stride, place, head_begin, head_end, mul(scale, LOG2_E))
+        store_queries(shared, queries, mul(scale, LOG2_E))
         cuda.syncthreads()
 
         out = cuda.local.array(n_out, types.float32)
@@ -214,7 +233,7 @@ def decode_chunks(
             async_commit()
             cell = cell_at(table, ahead_at, begin, end)
             slot = ring + now * slot_bytes
-            rows = shared_load_i32(slot) >> (lane >> 2)
+            rows = shared_word(slot) >> (lane >> 2)
             s0, s1, s2, s3 = score(slot + HEADER_BYTES, shared, lane)
             has_first, has_second = (rows & 1) != 0, (rows & 256) != 0
             s0, s1 = (s0, s1) if has_first else (LOWEST, LOWEST)
@@ -237,7 +256,7 @@ def decode_chunks(
             high_0, low_0 = split_p(p0, p1)
             high_1, low_1 = split_p(p2, p3)
             add_values(slot + values_at, lane, transposed(high_0), transposed(high_1), transposed(low_0), transposed(low_1), out)
-            now, then = (now + 1) % stages, now
+            now, then = types.int32(now + 1 if now < ahead else 0), now
             at += TILE * warps
             ahead_at += TILE * warps
 
@@ -246,11 +265,12 @@ def decode_chunks(
         g, head = lane >> 2, 2 * (lane & 3)
         own, sums = shared + warp * results, shared + warps * results
         for i in range(steps_v):
-            at_first = own + 4 * (head * dim_v + element_of_v(i, g))
+            element = element_of_v(i, g)  # even
+            at_first = own + 4 * (head * head_floats + element + (element >> 5))
             shared_store_f32(at_first, out[4 * i])
-            shared_store_f32(at_first + 4 * dim_v, out[4 * i + 1])
+            shared_store_f32(at_first + 4 * head_floats, out[4 * i + 1])
             shared_store_f32(at_first + 4, out[4 * i + 2])
-            shared_store_f32(at_first + 4 * dim_v + 4, out[4 * i + 3])
+            shared_store_f32(at_first + 4 * head_floats + 4, out[4 * i + 3])
         if g == 0:
             mine = sums + warp * stats + 8 * head
             shared_store_f32(mine, m0)
@@ -262,12 +282,13 @@ def decode_chunks(
         i = types.int32(cuda.threadIdx.x) + types.int32(head_begin - place) * dim_v
         while i < types.int32(head_end - place) * dim_v:
             head, element = i // dim_v, i % dim_v
+            source = shared + 4 * (head * head_floats + element + (element >> 5))
             m, weight, total = LOWEST, np.float32(0.0), np.float32(0.0)
             for w in range(warps):
                 part_m, part_weight = shared_load_f32(sums + w * stats + 8 * head), shared_load_f32(sums + w * stats + 8 * head + 4)
                 m, by_total, by_part = fold_factors(m, part_m)
                 weight = folded(weight, part_weight, by_total, by_part)
-                total = folded(total, shared_load_f32(shared + w * results + 4 * i), by_total, by_part)
+                total = folded(total, shared_load_f32(source + w * results), by_total, by_part)
             store_f32(records + head * record + 4 * element, total)
             if element == 0:
                 store_f32(records + head * record + 4 * dim_v, m)

@@ -105,9 +105,10 @@ def stage_row(dtype: DType, dim: int, threads: int) -> Any:
         def stage(shared, row, is_there, thread):  # type: ignore[no-untyped-def]
             for j in range(n):
                 i = threads * j + thread
-                x0, x1, x2, x3 = zero, zero, zero, zero
                 if is_there:
                     x0, x1, x2, x3 = read(row, i)
-                shared_store_v4(shared + 16 * i, x0, x1, x2, x3)
+                    shared_store_v4(shared + 16 * i, x0, x1, x2, x3)
+                else:
+                    shared_store_v4(shared + 16 * i, zero, zero, zero, zero)
 
     return stage

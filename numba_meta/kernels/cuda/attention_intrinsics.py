@@ -5,14 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 from numba_meta.kernels.cuda.api import intrinsic, types
-from numba_meta.kernels.cuda.intrinsics import _SHARED, _asm, _i16, _i32, _i64, _loader, _operation, _void
+from numba_meta.kernels.cuda.intrinsics import _asm, _i32, _i64, _operation, _void
 
 _I, _F = types.int32, types.float32
 
-shared_load_u16 = _loader(_i16, types.int32, lambda b, v: b.zext(v, _i32), _SHARED)
+
+def _shared_word(text: str) -> Any:
+    """An intrinsic that reads a word of shared memory. Inline, so that addresses stay 32 bits wide."""
+
+    def codegen(c: Any, b: Any, s: Any, a: Any) -> Any:
+        return _asm(b, _i32, [_i32], text, "=r,r,~{memory}", a, True)
+
+    def load(typingctx, address):  # type: ignore[no-untyped-def]
+        return _I(_I), codegen
+
+    return intrinsic(load)
+
+
+shared_word = _shared_word("ld.shared.b32 $0, [$1];")
+shared_half = _shared_word("ld.shared.u16 $0, [$1];")
 mul_f16x2 = _operation("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", _I, _I, _I)
 sub_f16x2 = _operation("sub.rn.f16x2 $0, $1, $2;", "=r,r,r", _I, _I, _I)
 pack_bf16x2 = _operation("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", _I, _F, _F)  # sm_80 on; the first one in the low half
+
+
+
+@intrinsic
+def cell_address(typingctx, base, cell, stride):  # type: ignore[no-untyped-def]
+    """base + cell * stride, of an int64, an int32 and an int64 that fits 31 bits: one instruction."""
+
+    def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
+        return _asm(b, _i64, [_i32, _i32, _i64], "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l", [a[1], b.trunc(a[2], _i32), a[0]])
+
+    return types.int64(types.int64, _I, types.int64), codegen
 
 
 @intrinsic

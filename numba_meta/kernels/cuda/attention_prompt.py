@@ -16,6 +16,7 @@ import numpy as np
 
 from numba_meta.dtypes import BF16, F16, Q4_0, Q8_0, DType
 from numba_meta.kernels.cuda.attention_halves import stage_row
+from numba_meta.kernels.cuda.attention_intrinsics import cell_address, shared_word
 from numba_meta.kernels.cuda.attention_steps import LOG2_E, LOWEST, first_attended, quotient
 from numba_meta.kernels.cuda.device import (
     async_commit,
@@ -33,7 +34,6 @@ from numba_meta.kernels.cuda.device import (
     mul,
     pack_f16,
     shared_address,
-    shared_load_i32,
     shared_store_i32,
     store_f32,
     types,
@@ -78,7 +78,7 @@ def _run_of_rows(sequences, positions, window, begin, end):  # type: ignore[no-u
     """Rows begin .. of one sequence, at most to `end`: (end of them, lowest first, highest last attended position). begin < end."""
     lane = types.int64(cuda.threadIdx.x & 31)
     sequence = load_i32(sequences + 4 * begin)
-    stop = types.int32(end)
+    stop = end
     row = begin + lane
     while row < end:
         if load_i32(sequences + 4 * row) != sequence:
@@ -102,7 +102,8 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
     keys_at = PAIRS * stride_k
     values_at = keys_at + n * stride_k
     cells_at = values_at + n * stride_v
-    n_shared = cells_at + 4 * n
+    ranges_at = cells_at + 4 * n  # first and last attended position of each pair
+    n_shared = ranges_at + 8 * PAIRS
     steps_k, steps_v, n_tiles, n_scores, n_out = dim_k // 16, n // 16, n // 8, n // 2, dim_v // 2
     pairs_v, per_row = dim_v // 16, THREADS // n  # threads of a row
     stage_k, stage_v = stage_row(k_type, dim_k, per_row), stage_row(v_type, dim_v, per_row)
@@ -129,16 +130,28 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
             at += THREADS
 
     @device_function
+    def store_ranges(shared, positions, window, pair, pairs, n_heads, begin, stop):  # type: ignore[no-untyped-def]
+        """What each pair attends to in the run of rows begin .. stop - 1; nothing for those of other rows."""
+        place = types.int32(cuda.threadIdx.x)
+        if place < PAIRS:
+            row = (pair + place) // n_heads
+            first, last = types.int32(0), types.int32(-1)
+            if pair + place < pairs and row >= begin and row < stop:
+                first, last = _range_of(positions, row, window)
+            shared_store_i32(shared + ranges_at + 8 * place, first)
+            shared_store_i32(shared + ranges_at + 8 * place + 4, last)
+
+    @device_function
     def stage(shared, k, k_stride, v, v_stride, table, start, lowest, highest):  # type: ignore[no-untyped-def]
         """K and V of the positions start .. start + n - 1 in shared memory; zeros where no row attends to any, or there is no cell."""
         place, part = types.int32(cuda.threadIdx.x) // per_row, types.int32(cuda.threadIdx.x) % per_row
-        position, cell = start + place, types.int32(-1)
+        position, cell = types.int32(start + place), types.int32(-1)
         if position >= lowest and position <= highest:
             cell = load_i32(table + 4 * types.int64(position))
         if part == 0:
             shared_store_i32(shared + cells_at + 4 * place, cell)
-        stage_k(shared + keys_at + place * stride_k, k + max(cell, 0) * k_stride, cell >= 0, part)
-        stage_v(shared + values_at + place * stride_v, v + max(cell, 0) * v_stride, cell >= 0, part)
+        stage_k(shared + keys_at + place * stride_k, cell_address(k, max(cell, types.int32(0)), k_stride), cell >= 0, part)
+        stage_v(shared + values_at + place * stride_v, cell_address(v, max(cell, types.int32(0)), v_stride), cell >= 0, part)
         return cell
 
     @cuda_kernel(name=name, launch=launch, max_threads=THREADS, capability=(8, 0))
@@ -149,8 +162,8 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
     ):  # fmt: skip
         kv = first_head // group + types.int64(cuda.blockIdx.y)
         head_begin, head_end = max(types.int64(0), kv * group - first_head), min(n_head, (kv + 1) * group - first_head)
-        n_heads = head_end - head_begin
-        pairs, pair = load_i64(n_rows) * n_heads, types.int64(cuda.gridDim.x - 1 - cuda.blockIdx.x) * PAIRS
+        n_heads = types.int32(head_end - head_begin)
+        pairs, pair = types.int32(load_i64(n_rows) * n_heads), types.int32((cuda.gridDim.x - 1 - cuda.blockIdx.x) * PAIRS)
         if pair >= pairs:
             return
         lane, warp = types.int32(cuda.threadIdx.x & 31), types.int32(cuda.threadIdx.x >> 5)
@@ -164,22 +177,19 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
         queries = shared + (16 * warp + (lane & 15)) * stride_k + 16 * (lane >> 4)
         keys = shared + keys_at + ((lane & 7) + 8 * (lane >> 4)) * stride_k + 16 * (lane >> 3 & 1)
         values = shared + values_at + (lane & 15) * stride_v + 16 * (lane >> 4)
+        ranges = shared + ranges_at + 8 * (16 * warp + g)
         out, scores = cuda.local.array(n_out, types.float32), cuda.local.array(n_scores, types.float32)
         for i in range(n_out):
             out[i] = np.float32(0.0)
         m0, m1, weight0, weight1 = LOWEST, LOWEST, np.float32(0.0), np.float32(0.0)
-        pair0 = pair + 16 * warp + g
-        row0, row1 = min(pair0, pairs - 1) // n_heads, min(pair0 + 8, pairs - 1) // n_heads
-        first0, last0 = _range_of(positions, row0, window)
-        first1, last1 = _range_of(positions, row1, window)
-        begin, end = pair // n_heads, (min(pair + PAIRS, pairs) - 1) // n_heads + 1
+        pair0 = types.int32(pair + 16 * warp + g)
+        begin, end = types.int32(pair // n_heads), types.int32((min(pair + PAIRS, pairs) - 1) // n_heads + 1)
         while begin < end:
             stop, lowest, highest = _run_of_rows(sequences, positions, window, begin, end)
             table = cell_table + load_i32(sequences + 4 * begin) * table_stride
-            # Rows of other sequences attend to nothing here.
-            from0, to0 = (first0, last0) if row0 >= begin and row0 < stop else (types.int32(0), types.int32(-1))
-            from1, to1 = (first1, last1) if row1 >= begin and row1 < stop else (types.int32(0), types.int32(-1))
-            start = lowest // n * n
+            cuda.syncthreads()  # the ranges before these are read
+            store_ranges(shared, positions, window, pair, pairs, n_heads, begin, stop)
+            start = types.int32(lowest // n * n)
             while start <= highest:
                 cuda.syncthreads()  # the tile before this one is read
                 cell = stage(shared, k, k_stride, v, v_stride, table, start, lowest, highest)
@@ -200,11 +210,13 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
                         scores[j], scores[j + 1], scores[j + 2], scores[j + 3] = mma_f16(
                             a0, a1, a2, a3, c0, c1, scores[j], scores[j + 1], scores[j + 2], scores[j + 3]
                         )
+                from0, to0 = shared_word(ranges), shared_word(ranges + 4)
+                from1, to1 = shared_word(ranges + 64), shared_word(ranges + 68)
                 if holes or start < from0 or start < from1 or start + n - 1 > to0 or start + n - 1 > to1:
                     for i in range(n_tiles):
                         for c in range(2):
                             position = start + 8 * i + 2 * t + c
-                            has_cell = shared_load_i32(shared + cells_at + 4 * (8 * i + 2 * t + c)) >= 0
+                            has_cell = shared_word(shared + cells_at + 4 * (8 * i + 2 * t + c)) >= 0
                             if not has_cell or position < from0 or position > to0:
                                 scores[4 * i + c] = -np.float32(np.inf)
                             if not has_cell or position < from1 or position > to1:
@@ -241,11 +253,12 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
                         out[j], out[j + 1], out[j + 2], out[j + 3] = mma_f16(
                             a0, a1, a2, a3, c0, c1, out[j], out[j + 1], out[j + 2], out[j + 3]
                         )
-                start += n
-            begin = types.int64(stop)
+                start = types.int32(start + n)
+            begin = stop
 
         weight0, weight1 = weight0 + cuda.shfl_xor_sync(ALL_LANES, weight0, 1), weight1 + cuda.shfl_xor_sync(ALL_LANES, weight1, 1)
         weight0, weight1 = weight0 + cuda.shfl_xor_sync(ALL_LANES, weight0, 2), weight1 + cuda.shfl_xor_sync(ALL_LANES, weight1, 2)
+        row0, row1 = pair0 // n_heads, (pair0 + 8) // n_heads
         target0 = y + row0 * y_stride + (pair0 - row0 * n_heads) * y_head_stride + 8 * t
         target1 = y + row1 * y_stride + (pair0 + 8 - row1 * n_heads) * y_head_stride + 8 * t
         for i in range(n_out // 4):

@@ -10,7 +10,7 @@ import numpy as np
 
 from numba_meta.kernels.cuda.device import device_function, exp2, fma, load_i32, maximum, mul
 
-MIN_CHUNK_SHIFT = 6
+MIN_CHUNK_SHIFT = 7
 MIN_CHUNK = 1 << MIN_CHUNK_SHIFT  # positions; chunks begin at multiples of their size
 MOST_CHUNKS = 64  # a row with more positions has larger chunks
 TILE_HEADS = 8  # query heads of one KV head that a block takes

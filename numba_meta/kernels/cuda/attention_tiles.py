@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.dtypes import BF16, F16, Q4_0, Q8_0, DType
-from numba_meta.kernels.cuda.attention_intrinsics import filled_copy, mul_f16x2, shared_load_u16, sub_f16x2
+from numba_meta.kernels.cuda.attention_intrinsics import cell_address, filled_copy, mul_f16x2, shared_half, shared_word, sub_f16x2
 from numba_meta.kernels.cuda.device import (
     add,
     cuda,
@@ -25,7 +25,6 @@ from numba_meta.kernels.cuda.device import (
     mma_bf16,
     mma_f16,
     permute_bytes,
-    shared_load_i32,
     shared_load_v4,
     types,
 )
@@ -66,34 +65,44 @@ def mma_of(dtype: DType) -> Any:
 
 
 @functools.cache
-def copy_rows(dtype: DType, dim: int) -> Any:
-    """A device function of a warp (shared, source, stride, cell, lane): a tile's rows are copied to `shared` in the background.
+def copy_quarter(dtype: DType, dim: int) -> Any:
+    """A device function of a warp (shared, source, stride, cell, place): copies rows in the background, 8 lanes each.
 
-    `cell` of lane l: the cell of row l % 16; zeros in place of a row whose cell is negative.
+    A lane's row goes to row `place` of the tile: that of its cell, or zeros if the cell is negative. What does not fill 8 pieces stays for
+    `copy_rest`.
     """
     row = staged_row(dtype, dim)
-    piece, shared_stride = row.piece, row.stride
-    n_whole, n_rest = row.n_bytes // piece // 8, row.n_bytes // piece % 8  # 8 lanes a row, then a lane a row
-    copy, rest_begin = filled_copy[piece], 8 * piece * n_whole
+    piece, shared_stride, copy, n = row.piece, row.stride, filled_copy[row.piece], row.n_bytes // row.piece // 8
 
     @device_function
-    def copy_tile(shared, source, stride, cell, lane):  # type: ignore[no-untyped-def]
-        for r in range(4):
-            place = 4 * r + (lane >> 3)
-            found = cuda.shfl_sync(0xFFFFFFFF, cell, place)
-            n = types.int32(piece if found >= 0 else 0)
-            begin = source + max(found, 0) * stride + (lane & 7) * piece
-            target = shared + place * shared_stride + (lane & 7) * piece
-            for i in range(n_whole):
-                copy(target + 8 * piece * i, begin + 8 * piece * i, n)
-        if n_rest > 0 and lane < 16:
-            n = types.int32(piece if cell >= 0 else 0)
-            begin = source + max(cell, 0) * stride + rest_begin
+    def copy_part(shared, source, stride, cell, place):  # type: ignore[no-untyped-def]
+        lane = types.int32(cuda.threadIdx.x) & 7
+        n_bytes = types.int32(piece if cell >= 0 else 0)
+        begin = cell_address(source + lane * piece, max(cell, types.int32(0)), stride)
+        target = shared + place * shared_stride + lane * piece
+        for i in range(n):
+            copy(target + 8 * piece * i, begin + 8 * piece * i, n_bytes)
+
+    return copy_part
+
+
+@functools.cache
+def copy_rest(dtype: DType, dim: int) -> Any:
+    """A device function of a warp (shared, source, stride, cell, lane): the ends of 16 rows; lane l < 16 takes row l, that of its cell."""
+    row = staged_row(dtype, dim)
+    n_rest = row.n_bytes // row.piece % 8
+    piece, shared_stride, copy, rest_begin = row.piece, row.stride, filled_copy[row.piece], row.n_bytes - row.piece * n_rest
+
+    @device_function
+    def copy_ends(shared, source, stride, cell, lane):  # type: ignore[no-untyped-def]
+        if n_rest > 0 and lane < TILE:
+            n_bytes = types.int32(piece if cell >= 0 else 0)
+            begin = cell_address(source + rest_begin, max(cell, types.int32(0)), stride)
             target = shared + lane * shared_stride + rest_begin
             for i in range(n_rest):
-                copy(target + piece * i, begin + piece * i, n)
+                copy(target + piece * i, begin + piece * i, n_bytes)
 
-    return copy_tile
+    return copy_ends
 
 
 # ---- bytes to halves -------------------------------------------------------------------------------------------------------------------
@@ -102,7 +111,7 @@ def copy_rows(dtype: DType, dim: int) -> Any:
 @device_function
 def _word_behind(address):  # type: ignore[no-untyped-def]
     """4 bytes from 2 behind a multiple of 4 on."""
-    return permute_bytes(shared_load_i32(address), shared_load_i32(address + 4), 0x5432)
+    return permute_bytes(shared_word(address), shared_word(address + 4), 0x5432)
 
 
 @device_function
@@ -173,7 +182,7 @@ def score_tile(dtype: DType, dim: int) -> Any:
         q0, q1, r0, r1 = shared_load_v4(queries + QUERY_BYTES)
         h0, h1, h2, h3 = mma(x2, y2, x3, y3, q0, q1, h0, h1, h2, h3)
         l0, l1, l2, l3 = mma(x2, y2, x3, y3, r0, r1, l0, l1, l2, l3)
-        d, e = low_f16(shared_load_u16(first)), low_f16(shared_load_u16(second))
+        d, e = low_f16(shared_half(first)), low_f16(shared_half(second))
         return fma(add(h0, l0), d, c0), fma(add(h1, l1), d, c1), fma(add(h2, l2), e, c2), fma(add(h3, l3), e, c3)
 
     @device_function
@@ -204,7 +213,7 @@ def _key_words(dtype: DType) -> Any:
         def words(block, odd):  # type: ignore[no-untyped-def]
             at = block + 4 * (types.int32(cuda.threadIdx.x) & 3)
             if odd:
-                x, y = shared_load_i32(at + 2), shared_load_i32(at + 18)
+                x, y = shared_word(at + 2), shared_word(at + 18)
             else:
                 x, y = _word_behind(at), _word_behind(at + 16)
             x0, x1 = pairs_of_bytes(x ^ BIAS, BIAS_8)
@@ -216,7 +225,7 @@ def _key_words(dtype: DType) -> Any:
         @device_function
         def words(block, odd):  # type: ignore[no-untyped-def]
             at = block + 4 * (types.int32(cuda.threadIdx.x) & 3)
-            x = shared_load_i32(at + 2) if odd else _word_behind(at)
+            x = shared_word(at + 2) if odd else _word_behind(at)
             x0, x1 = pairs_of_bytes(x & NIBBLES, BIAS_4)
             x2, x3 = pairs_of_bytes((x >> 4) & NIBBLES, BIAS_4)
             return x0, x1, x2, x3
@@ -301,11 +310,11 @@ def _value_pairs(dtype: DType) -> Any:
         @device_function
         def pairs(block, following, g, odd):  # type: ignore[no-untyped-def]
             if odd:
-                x, y = shared_load_i32(block + 2 + 4 * g), shared_load_i32(following + 2 + 4 * g)
+                x, y = shared_word(block + 2 + 4 * g), shared_word(following + 2 + 4 * g)
             else:
                 x, y = _word_behind(block + 4 * g), _word_behind(following + 4 * g)
             x, y = x ^ BIAS, y ^ BIAS
-            d = permute_bytes(shared_load_u16(block), shared_load_u16(following), 0x5410)
+            d = permute_bytes(shared_half(block), shared_half(following), 0x5410)
             a0, a1 = _scaled_pairs(permute_bytes(x, y, 0x5140), BIAS_8, d)
             b0, b1 = _scaled_pairs(permute_bytes(x, y, 0x7362), BIAS_8, d)
             return a0, a1, b0, b1
@@ -314,9 +323,9 @@ def _value_pairs(dtype: DType) -> Any:
 
         @device_function
         def pairs(block, following, g, odd):  # type: ignore[no-untyped-def]
-            x, y = shared_load_u16(block + 2 + 2 * g), shared_load_u16(following + 2 + 2 * g)
+            x, y = shared_half(block + 2 + 2 * g), shared_half(following + 2 + 2 * g)
             both = permute_bytes(x, y, 0x5140)
-            d = permute_bytes(shared_load_u16(block), shared_load_u16(following), 0x5410)
+            d = permute_bytes(shared_half(block), shared_half(following), 0x5410)
             a0, a1 = _scaled_pairs(both & NIBBLES, BIAS_4, d)
             b0, b1 = _scaled_pairs((both >> 4) & NIBBLES, BIAS_4, d)
             return a0, a1, b0, b1

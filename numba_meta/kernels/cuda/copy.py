@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from numba_meta.kernels.cuda.device import cuda, device_function, load_i32, load_i64, load_u8, load_v4, store_i32, store_u8, store_v4
+from numba_meta.kernels.cuda.device import (
+    cuda,
+    device_function,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_v4,
+    start_next_kernel,
+    store_i32,
+    store_u8,
+    store_v4,
+    wait_for_previous_kernel,
+)
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu, Int, Launch, Ptr, cuda_kernel
 
 THREADS = 256
@@ -80,6 +92,8 @@ def copy_2d(source: Ptr, source_pitch: Int, destination: Ptr, destination_pitch:
 
     A block takes several rows where they are short, a part of a long one; a thread 16 bytes at a time where everything is a multiple of it.
     """
+    start_next_kernel()
+    wait_for_previous_kernel()
     row = np.int64(cuda.blockIdx.x) * cuda.blockDim.y + cuda.threadIdx.y
     if row < height:
         first, step = np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x, np.int64(cuda.gridDim.y) * cuda.blockDim.x
@@ -94,6 +108,8 @@ def _blocks_of_zeros(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Lau
 @cuda_kernel(launch=_blocks_of_zeros, max_threads=THREADS)
 def fill_zero(x: Ptr, x_stride: Int, n_bytes: Int, n_rows: Ptr):  # type: ignore[no-untyped-def]
     """Zero bytes in the first n_bytes of every live row. A thread writes 16 bytes at a time where everything is a multiple of it."""
+    start_next_kernel()
+    wait_for_previous_kernel()
     row = np.int64(cuda.blockIdx.x)
     if row < load_i64(n_rows):
         first, step = np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x, np.int64(cuda.gridDim.y) * cuda.blockDim.x

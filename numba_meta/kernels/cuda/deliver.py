@@ -21,9 +21,11 @@ from numba_meta.kernels.cuda.device import (
     load_u8,
     load_v2,
     load_v4,
+    start_next_kernel,
     store_i32,
     store_u8,
     store_v4,
+    wait_for_previous_kernel,
 )
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu, Int, Launch, Ptr, cuda_kernel
 
@@ -54,6 +56,8 @@ def deliver_windows(  # type: ignore[no-untyped-def]
     `destination` cells lie `width` bytes apart. All threads share the packed window: 16, 8, 4 or 1 bytes at a time, as everything is a
     multiple of them. Reads and writes width * cells * streams bytes.
     """
+    start_next_kernel()
+    wait_for_previous_kernel()
     cells, count = load_i64(n_cells), load_i64(n_streams)
     total = cells * count * width
     places = source | stream_bytes | cell_bytes | destination | width
@@ -95,6 +99,8 @@ def write_back(slot: Ptr, width: Int, slot_cells: Ptr, host: Ptr, cell_bytes: In
 
     A block copies a row.
     """
+    start_next_kernel()
+    wait_for_previous_kernel()
     row = np.int64(cuda.blockIdx.x)
     if row < load_i64(n_rows):
         cell = load_i32(cells + 4 * row)

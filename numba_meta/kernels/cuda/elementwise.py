@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.kernels.cuda.device import add as add_f32
-from numba_meta.kernels.cuda.device import cuda, device_function, fma, load_i64, maximum, types
+from numba_meta.kernels.cuda.device import cuda, device_function, fma, load_i64, maximum, start_next_kernel, types, wait_for_previous_kernel
 from numba_meta.kernels.cuda.device import mul as mul_f32
 from numba_meta.kernels.cuda.kernel import CudaKernel, Float, Gpu, Int, Launch, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.lanes import MAX_THREADS, block_max, block_sum, load_4, store_4, threads_for
@@ -84,10 +84,12 @@ def _binary(name: str, apply: Callable[..., Any], write: Callable[..., None] = w
 
     @cuda_kernel(name=name, launch=blocks_of_columns, max_threads=THREADS)
     def kernel(x: Ptr, x_stride: Int, y: Ptr, y_stride: Int, out: Ptr, out_stride: Int, n: Int, n_rows: Ptr):  # type: ignore[no-untyped-def]
+        start_next_kernel()
+        wait_for_previous_kernel()
         live = load_i64(n_rows)
         row, i = np.int64(cuda.blockIdx.x), 4 * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
         is_aligned = (x | x_stride | y | y_stride | out | out_stride) & 15 == 0
-        # Before the row count is known: rows up to the capacity can be read.
+        # While the row count is on its way: rows up to the capacity can be read.
         a, b = load_4(x + row * x_stride + 4 * i, n - i, is_aligned), load_4(y + row * y_stride + 4 * i, n - i, is_aligned)
         if row < live:
             values = (apply(a[0], b[0]), apply(a[1], b[1]), apply(a[2], b[2]), apply(a[3], b[3]))
@@ -102,6 +104,8 @@ def _unary(name: str, function: Callable[..., Any]) -> CudaKernel:
 
     @cuda_kernel(name=name, launch=blocks_of_columns, max_threads=THREADS)
     def kernel(x: Ptr, x_stride: Int, out: Ptr, out_stride: Int, n: Int, p: Float, q: Float, n_rows: Ptr):  # type: ignore[no-untyped-def]
+        start_next_kernel()
+        wait_for_previous_kernel()
         live = load_i64(n_rows)
         row, i = np.int64(cuda.blockIdx.x), 4 * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
         is_aligned = (x | x_stride | out | out_stride) & 15 == 0
@@ -161,6 +165,8 @@ def _block_per_row(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launc
 @cuda_kernel(launch=_block_per_row, max_threads=MAX_THREADS)
 def softmax_rows(x: Ptr, x_stride: Int, out: Ptr, out_stride: Int, n: Int, factor: Float, n_rows: Ptr):  # type: ignore[no-untyped-def]
     """out = softmax(x * factor) over the n columns of each row. A block computes a row: two reads, two writes."""
+    start_next_kernel()
+    wait_for_previous_kernel()
     live = load_i64(n_rows)
     scratch, scratch_of_sum = cuda.shared.array(32, types.float32), cuda.shared.array(32, types.float32)
     row, step, begin = np.int64(cuda.blockIdx.x), 4 * np.int64(cuda.blockDim.x), 4 * np.int64(cuda.threadIdx.x)

@@ -11,6 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from numba_meta.kernels.cuda import api
+
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 VOID = ir.VoidType()
@@ -21,6 +23,12 @@ def asm(b: Any, result: Any, text: str, constraints: str, arguments: Sequence[Va
     """One call of inline PTX."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return b.call(ir.InlineAsm(kind, text, constraints, side_effect=effects), list(arguments))
+
+
+def compiling_for() -> tuple[int, int]:
+    """The compute capability that code is emitted for."""
+    assert api._compiled_for is not None
+    return api._compiled_for
 
 
 def i32(value: int) -> Value:
@@ -118,6 +126,38 @@ def byte_float(b: Any, x: Value, i: int, signed: bool) -> Value:
 def bit_cast(b: Any, x: Value, kind: Any) -> Value:
     """The same 32 bits as another type."""
     return b.bitcast(x, kind)
+
+
+# ---- the kernel before this one (sm_90 on; nothing, where a launch is not allowed to begin early) ----------------------------------------
+
+
+def start_next(b: Any) -> None:
+    """Lets the next kernel begin, up to its `wait_for_previous`, as soon as there is room."""
+    if compiling_for() >= (9, 0):
+        asm(b, VOID, "griddepcontrol.launch_dependents;", "~{memory}", [], True)
+
+
+def wait_for_previous(b: Any) -> None:
+    """Waits until the kernel before this one is done and what it wrote is visible."""
+    if compiling_for() >= (9, 0):
+        asm(b, VOID, "griddepcontrol.wait;", "~{memory}", [], True)
+
+
+def _for_kernels(emitter: Callable[[Any], None], doc: str) -> Any:
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        emitter(b)
+        return context.get_dummy_value()
+
+    def call(typingctx):  # type: ignore[no-untyped-def]
+        return api.types.void(), codegen
+
+    call.__doc__ = doc
+    return api.intrinsic(call)
+
+
+# The same for kernels written for Numba. A kernel that may begin early calls the second one in every thread that lives on.
+start_next_kernel = _for_kernels(start_next, start_next.__doc__ or "")
+wait_for_previous_kernel = _for_kernels(wait_for_previous, wait_for_previous.__doc__ or "")
 
 
 # ---- warps and loops -------------------------------------------------------------------------------------------------------------------

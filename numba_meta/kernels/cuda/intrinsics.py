@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from numba_meta.kernels.cuda.api import cgutils, intrinsic, types
+from numba_meta.kernels.cuda.emit import start_next_kernel, wait_for_previous_kernel  # noqa: F401
 
 _i8, _i16, _i32, _i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 _f16, _f32, _f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()

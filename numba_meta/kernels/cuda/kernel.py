@@ -31,6 +31,7 @@ __all__ = ["CudaArguments", "CudaKernel", "Float", "Gpu", "Int", "Launch", "Ptr"
 
 Capability = tuple[int, int]
 OLDEST: Capability = (7, 5)
+EARLY: Capability = (9, 0)  # from here on a kernel may be launched while the one before it still runs
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class CudaKernel:
 
         kinds = [api.types.float32 if kind is Float else api.types.int64 for kind in self.parameters.values()]
         with _compiler:
-            return api.compile_ptx(self.function, kinds, capability, self.max_threads)
+            ptx = api.compile_ptx(self.function, kinds, capability, self.max_threads)
+        return _beginning_early(ptx) if capability >= EARLY else ptx
 
     def binary(self, capability: Capability) -> tuple[str, bytes]:
         """(name of the entry, cubin) for a compute capability: from disk, or compiled and kept there."""
@@ -169,6 +171,19 @@ def assemble(ptx: str, capability: Capability, name: str) -> bytes:
     finally:
         nvjitlink.destroy(handle)
     return bytes(cubin)
+
+
+def _beginning_early(ptx: str) -> str:
+    """PTX whose kernel lets the next one begin, and waits for the one before, unless it says itself where it waits.
+
+    So a kernel may be launched before the one in front of it has ended (`early` launches): its start costs nothing.
+    """
+    if "griddepcontrol.wait" in ptx:
+        return ptx
+    begin = ptx.index("{", ptx.index(".visible .entry"))
+    first = re.compile(r"^\t(?!\.)\S", re.MULTILINE).search(ptx, begin)  # behind the declarations
+    assert first is not None
+    return f"{ptx[: first.start()]}\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n{ptx[first.start() :]}"
 
 
 _compiler = threading.RLock()

@@ -191,6 +191,7 @@ class Walk:
                 unit = b.select(inside, unit, b.sub(self.n_units, emit.i64(1)))
             places.append((unit, ahead, inside))
         weights = [self.units.load(unit, ahead) for unit, ahead, _ in places]
+        emit.wait_for_previous(b)  # weights do not change; activations come from there
         for rows, (unit, ahead, inside) in zip(weights, places, strict=True):
             for c, read in enumerate(self.units.columns(unit, ahead)):
                 column = read()
@@ -275,6 +276,7 @@ def rows_product(dtype: DType, exact: bool, n_rows: int, n_columns: int) -> Any:
             layout = QUANT_LAYOUTS[dtype]
             quant_rows = [QuantRow.at(b, layout, w, n_out, n_units, r) for r in weight_rows]
             go(ExactUnits(b, layout, quant_rows, x_rows) if exact else FastUnits(b, layout, quant_rows, x_rows, k))
+        emit.wait_for_previous(b)  # also where there was nothing to add: results may lie where the kernel before reads
         own = emit.f32(0.0)
         for i, place in enumerate(place for row_sums in sums for place in row_sums):
             total = emit.sum_of_warp(b, b.load(place))

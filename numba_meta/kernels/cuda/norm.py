@@ -12,15 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from numba_meta.kernels.cuda.device import add, cuda, device_function, load_i64, mul, types
+from numba_meta.kernels.cuda.device import (
+    add,
+    cuda,
+    device_function,
+    load_i64,
+    mul,
+    start_next_kernel,
+    types,
+    wait_for_previous_kernel,
+)
 from numba_meta.kernels.cuda.kernel import CudaKernel, Float, Gpu, Int, Launch, Ptr, cuda_kernel
-from numba_meta.kernels.cuda.lanes import MAX_THREADS, block_sum, load_4, squares_4, threads_for
+from numba_meta.kernels.cuda.lanes import MAX_THREADS, block_sum, load_4, squares_4, threads_for_two
 from numba_meta.kernels.cuda.outputs import WARP_COLUMNS, write_f32, write_q8
 
 
 def block_per_row(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launch:
     """A block for each row, as many threads as the columns need."""
-    return Launch((n_rows * arguments.get("rows_per_token", 1), 1, 1), (threads_for(arguments["n"]), 1, 1))
+    return Launch((n_rows * arguments.get("rows_per_token", 1), 1, 1), (threads_for_two(arguments["n"]), 1, 1))
 
 
 # ---- groups of 4 columns, and a thread's first two of them -----------------------------------------------------------------------------
@@ -77,13 +86,15 @@ def _rms_norm(name: str, write: Callable[..., None]) -> CudaKernel:
 
         Reads 8 n bytes a row and writes y.
         """
-        live = load_i64(n_rows) * rows_per_token
+        start_next_kernel()
         scratch = cuda.shared.array(32, types.float32)
         row, step, column = np.int64(cuda.blockIdx.x), 4 * np.int64(cuda.blockDim.x), 4 * np.int64(cuda.threadIdx.x)
         is_aligned = (x | x_stride | weight | y | y_stride) & 15 == 0
         source, target, second = x + row * x_stride, y + row * y_stride, column + step
-        # Before the row count is known: rows up to the capacity can be read.
-        v, w = load_two(source, column, second, n, is_aligned), load_two(weight, column, second, n, is_aligned)
+        w = load_two(weight, column, second, n, is_aligned)  # no kernel writes it
+        wait_for_previous_kernel()
+        live = load_i64(n_rows) * rows_per_token
+        v = load_two(source, column, second, n, is_aligned)  # while the row count is on its way: rows up to the capacity can be read
         if row >= live:
             return
         squares = squares_two(v)
@@ -115,14 +126,16 @@ def _add_rms_norm(name: str, write: Callable[..., None]) -> CudaKernel:
         n_rows: Ptr, eps: Float,
     ):  # fmt: skip
         """total = x + other, y = rms_norm(total). total may be x or other, y neither of the three. Reads 12 n bytes a row."""
-        live = load_i64(n_rows)
+        start_next_kernel()
         scratch = cuda.shared.array(32, types.float32)
         row, step, column = np.int64(cuda.blockIdx.x), 4 * np.int64(cuda.blockDim.x), 4 * np.int64(cuda.threadIdx.x)
         is_aligned = (x | x_stride | other | other_stride | total | total_stride | weight | y | y_stride) & 15 == 0
         a, b, c, target = x + row * x_stride, other + row * other_stride, total + row * total_stride, y + row * y_stride
         second = column + step
-        v, u = load_two(a, column, second, n, is_aligned), load_two(b, column, second, n, is_aligned)
         w = load_two(weight, column, second, n, is_aligned)
+        wait_for_previous_kernel()
+        live = load_i64(n_rows)
+        v, u = load_two(a, column, second, n, is_aligned), load_two(b, column, second, n, is_aligned)
         if row >= live:
             return
         v = sum_two(v, u)
@@ -159,15 +172,17 @@ def _norm_add_rms_norm(name: str, write: Callable[..., None]) -> CudaKernel:
         y_stride: Int, n: Int, n_rows: Ptr, x_eps: Float, eps: Float,
     ):  # fmt: skip
         """total = rms_norm(x) + other, y = rms_norm(total). total may be x or other, y none of the three. Reads 16 n bytes a row."""
-        live = load_i64(n_rows)
+        start_next_kernel()
         scratch, scratch_of_x = cuda.shared.array(32, types.float32), cuda.shared.array(32, types.float32)
         row, step, column = np.int64(cuda.blockIdx.x), 4 * np.int64(cuda.blockDim.x), 4 * np.int64(cuda.threadIdx.x)
         places = x | x_stride | x_weight | other | other_stride | total | total_stride | weight | y | y_stride
         is_aligned = places & 15 == 0
         a, b, c, target = x + row * x_stride, other + row * other_stride, total + row * total_stride, y + row * y_stride
         second = column + step
-        v, u = load_two(a, column, second, n, is_aligned), load_two(b, column, second, n, is_aligned)
         xw, w = load_two(x_weight, column, second, n, is_aligned), load_two(weight, column, second, n, is_aligned)
+        wait_for_previous_kernel()
+        live = load_i64(n_rows)
+        v, u = load_two(a, column, second, n, is_aligned), load_two(b, column, second, n, is_aligned)
         if row >= live:
             return
         squares = squares_two(v)

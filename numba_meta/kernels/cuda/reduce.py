@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.kernels.cuda.copy import copy_bytes
-from numba_meta.kernels.cuda.device import cuda, device_function, load_i64, store_i32, types
+from numba_meta.kernels.cuda.device import cuda, device_function, load_i64, start_next_kernel, store_i32, types, wait_for_previous_kernel
 from numba_meta.kernels.cuda.elementwise import blocks_of_columns
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu, Int, Launch, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.lanes import ALL_LANES, MAX_THREADS, load_4, store_4, threads_for
@@ -42,6 +42,8 @@ def all_reduce(parts: Ptr, n_parts: Int, part_stride: Int, out: Ptr, out_stride:
 
     A part may lie in another device's memory. A block takes a row's next 512 columns, a thread 4 of them. Reads 4 n n_parts bytes a row.
     """
+    start_next_kernel()
+    wait_for_previous_kernel()
     live = load_i64(n_rows)
     row, i = np.int64(cuda.blockIdx.x), 4 * (np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x)
     first, second = first_parts(parts, n_parts)
@@ -62,6 +64,8 @@ def gather_columns(parts: Ptr, widths: Ptr, strides: Ptr, n_parts: Int, out: Ptr
 
     All threads of a row share each piece, 16 bytes at a time where it and its place are multiples of it.
     """
+    start_next_kernel()
+    wait_for_previous_kernel()
     row = np.int64(cuda.blockIdx.x)
     if row < load_i64(n_rows):
         first, step = np.int64(cuda.blockIdx.y) * cuda.blockDim.x + cuda.threadIdx.x, np.int64(cuda.gridDim.y) * cuda.blockDim.x
@@ -112,6 +116,8 @@ def _block_per_row(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launc
 @cuda_kernel(launch=_block_per_row, max_threads=MAX_THREADS)
 def argmax_rows(x: Ptr, x_stride: Int, n: Int, ids: Ptr, n_rows: Ptr):  # type: ignore[no-untyped-def]
     """ids[r] (int32) = the lowest column that holds the largest value of row r; NaN never wins. A block computes a row."""
+    start_next_kernel()
+    wait_for_previous_kernel()
     bests, wheres = cuda.shared.array(32, types.float32), cuda.shared.array(32, types.int32)
     row, step, i = np.int64(cuda.blockIdx.x), 4 * np.int64(cuda.blockDim.x), 4 * np.int64(cuda.threadIdx.x)
     if row >= load_i64(n_rows):

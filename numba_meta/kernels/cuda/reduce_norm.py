@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numba_meta.kernels.cuda.device import cuda, load_i64, types
+from numba_meta.kernels.cuda.device import cuda, load_i64, start_next_kernel, types, wait_for_previous_kernel
 from numba_meta.kernels.cuda.kernel import CudaKernel, Float, Int, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.lanes import MAX_THREADS, block_sum, load_4, squares_4
 from numba_meta.kernels.cuda.norm import block_per_row, factor_of, load_two, normalized_4, squares_two, sum_4
@@ -27,14 +27,17 @@ def _all_reduce_add_rms_norm(name: str, write: Callable[..., None]) -> CudaKerne
 
         `parts`: n_parts addresses (int64) of float32 rows, in device order. Reads 4 n (n_parts + 2) bytes a row.
         """
-        live = load_i64(n_rows)
+        start_next_kernel()
         scratch = cuda.shared.array(32, types.float32)
         row, step, column = np.int64(cuda.blockIdx.x), 4 * np.int64(cuda.blockDim.x), 4 * np.int64(cuda.threadIdx.x)
         is_aligned = (other | other_stride | total | total_stride | weight | y | y_stride) & 15 == 0
         b, c, target = other + row * other_stride, total + row * total_stride, y + row * y_stride
         second, offset = column + step, row * part_stride
+        w = load_two(weight, column, second, n, is_aligned)
+        wait_for_previous_kernel()
+        live = load_i64(n_rows)
         part_0, part_1 = first_parts(parts, n_parts)
-        u, w = load_two(b, column, second, n, is_aligned), load_two(weight, column, second, n, is_aligned)
+        u = load_two(b, column, second, n, is_aligned)
         if row >= live:
             return
         v0 = sum_4(sum_of_parts_4(parts, n_parts, part_0, part_1, offset + 4 * column, n - column, part_stride), u[0])

@@ -8,7 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from numba_meta.kernels.cuda.device import cuda, device_function, fma, load_f32, load_f64, load_i32, load_i64, mul, store_f32
+from numba_meta.kernels.cuda.device import (
+    cuda,
+    device_function,
+    fma,
+    load_f32,
+    load_f64,
+    load_i32,
+    load_i64,
+    mul,
+    start_next_kernel,
+    store_f32,
+    wait_for_previous_kernel,
+)
 from numba_meta.kernels.cuda.kernel import CudaKernel, Float, Gpu, Int, Launch, Ptr, cuda_kernel
 
 THREADS = 128
@@ -24,6 +36,8 @@ def rope_angles(positions: Ptr, inverse_frequencies: Ptr, table: Ptr, table_stri
 
     A thread computes one angle of a row.
     """
+    start_next_kernel()
+    wait_for_previous_kernel()
     row, i = np.int64(cuda.blockIdx.x), np.int64(cuda.blockIdx.y) * 32 + cuda.threadIdx.x
     if row < load_i64(n_rows) and i < half:
         angle = (np.float64(load_i32(positions + 4 * row)) * np.float64(scale)) * load_f64(inverse_frequencies + 8 * i)
@@ -44,16 +58,18 @@ def _blocks_of_heads(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Lau
 
 
 @device_function
-def rotate_head(source, target, cosines, sines, head_dim, half, first, second, pitch):  # type: ignore[no-untyped-def]
+def _rotate_head(source, target, cosines, sines, head_dim, half, first, second, pitch, is_live):  # type: ignore[no-untyped-def]
     """Rotates the pairs of a head that this thread takes: pair i at byte pitch * i, its second half `second` bytes on; copies the rest."""
     i = first
     while i < half:
         a, b = load_f32(source + pitch * i), load_f32(source + pitch * i + second)
         c, s = load_f32(cosines + 4 * i), load_f32(sines + 4 * i)
+        if not is_live:  # asked this late since rows up to the capacity can be read, while the row count is on its way
+            return
         store_f32(target + pitch * i, fma(a, c, -mul(b, s)))
         store_f32(target + pitch * i + second, fma(a, s, mul(b, c)))
         i += cuda.blockDim.x
-    if target != source:
+    if target != source and is_live:
         i = 2 * half + first
         while i < head_dim:
             store_f32(target + 4 * i, load_f32(source + 4 * i))
@@ -69,11 +85,14 @@ def rope_halves(  # type: ignore[no-untyped-def]
 
     A block takes some heads of a row, a thread a pair.
     """
+    start_next_kernel()
+    wait_for_previous_kernel()
     row, head = np.int64(cuda.blockIdx.x), np.int64(cuda.blockIdx.y) * cuda.blockDim.y + cuda.threadIdx.y
-    if row < load_i64(n_rows) and head < n_head:
+    is_live = row < load_i64(n_rows)
+    if head < n_head:
         source, target = x + row * x_stride + head * x_head_stride, y + row * y_stride + head * y_head_stride
-        cosines = table + row * table_stride
-        rotate_head(source, target, cosines, cosines + 4 * half, head_dim, half, np.int64(cuda.threadIdx.x), 4 * half, 4)
+        cosines, thread = table + row * table_stride, np.int64(cuda.threadIdx.x)
+        _rotate_head(source, target, cosines, cosines + 4 * half, head_dim, half, thread, 4 * half, 4, is_live)
 
 
 @cuda_kernel(launch=_blocks_of_heads, max_threads=THREADS)
@@ -85,11 +104,14 @@ def rope_interleaved(  # type: ignore[no-untyped-def]
 
     A block takes some heads of a row, a thread a pair.
     """
+    start_next_kernel()
+    wait_for_previous_kernel()
     row, head = np.int64(cuda.blockIdx.x), np.int64(cuda.blockIdx.y) * cuda.blockDim.y + cuda.threadIdx.y
-    if row < load_i64(n_rows) and head < n_head:
+    is_live = row < load_i64(n_rows)
+    if head < n_head:
         source, target = x + row * x_stride + head * x_head_stride, y + row * y_stride + head * y_head_stride
-        cosines = table + row * table_stride
-        rotate_head(source, target, cosines, cosines + 4 * half, head_dim, half, np.int64(cuda.threadIdx.x), 4, 8)
+        cosines, thread = table + row * table_stride, np.int64(cuda.threadIdx.x)
+        _rotate_head(source, target, cosines, cosines + 4 * half, head_dim, half, thread, 4, 8, is_live)
 
 
 def all_kernels() -> list[CudaKernel]:

@@ -13,7 +13,18 @@ import numpy as np
 
 from numba_meta.dtypes import CACHE_TYPES, DType
 from numba_meta.errors import ShapeError
-from numba_meta.kernels.cuda.device import cuda, device_function, fma, load_f32, load_i32, load_i64, mul, store_f32
+from numba_meta.kernels.cuda.device import (
+    cuda,
+    device_function,
+    fma,
+    load_f32,
+    load_i32,
+    load_i64,
+    mul,
+    start_next_kernel,
+    store_f32,
+    wait_for_previous_kernel,
+)
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu, Int, Launch, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.rows import BLOCK_STORES, STORES
 
@@ -106,11 +117,13 @@ def rope_store_kernel(dtype: DType, interleaved: bool) -> CudaKernel:
         k: Ptr, k_stride: Int, k_head_stride: Int, n_head_kv: Int, v: Ptr, v_stride: Int, n_v: Int, head_dim: Int, half: Int,
         table: Ptr, table_stride: Int, cells: Ptr, k_cache: Ptr, k_cell_stride: Int, v_cache: Ptr, v_cell_stride: Int, n_rows: Ptr,
     ):  # fmt: skip
+        start_next_kernel()
+        wait_for_previous_kernel()
         live = load_i64(n_rows)
         row, thread = np.int64(cuda.blockIdx.x), np.int64(cuda.threadIdx.x)
-        cell = np.int64(load_i32(cells + 4 * row))  # rows up to the capacity can be read
-        if row >= live:
-            return
+        cell = np.int64(load_i32(cells + 4 * row))
+        # Both are asked for as late as can be: rows up to the capacity can be read, while the row count is on its way.
+        is_live, is_stored = row < live, row < live and cell >= 0
         cosines = table + row * table_stride
         sines = cosines + 4 * half
         per_head, n_k = head_dim - half, n_head_kv * head_dim
@@ -126,31 +139,34 @@ def rope_store_kernel(dtype: DType, interleaved: bool) -> CudaKernel:
                     first, second = places(pair, half)
                     a, b = load_f32(source + 4 * first), load_f32(source + 4 * second)
                     c, s = load_f32(cosines + 4 * pair), load_f32(sines + 4 * pair)
-                    store_f32(target + 4 * first, fma(a, c, -mul(b, s)))
-                    store_f32(target + 4 * second, fma(a, s, mul(b, c)))
-                elif target != source:
+                    if is_live:
+                        store_f32(target + 4 * first, fma(a, c, -mul(b, s)))
+                        store_f32(target + 4 * second, fma(a, s, mul(b, c)))
+                elif target != source and is_live:
                     store_f32(target + 4 * (half + pair), load_f32(source + 4 * (half + pair)))
-        elif cell >= 0:
+        elif block < q_blocks + k_blocks:
             i = (block - q_blocks) * THREADS + thread
-            if block < q_blocks + k_blocks:
-                if i < n_k:  # whole warps for block types, since n_k is a multiple of 32
-                    head = i // head_dim
-                    e = i - head * head_dim
-                    source = k + row * k_stride + head * k_head_stride
-                    value = np.float32(0.0)
-                    if e < 2 * half:
-                        pair, is_first = pair_of(e, half)
-                        first, second = places(pair, half)
-                        a, b = load_f32(source + 4 * first), load_f32(source + 4 * second)
-                        c, s = load_f32(cosines + 4 * pair), load_f32(sines + 4 * pair)
-                        value = fma(a, c, -mul(b, s)) if is_first else fma(a, s, mul(b, c))
-                    else:
-                        value = load_f32(source + 4 * e)
+            if i < n_k:  # whole warps for block types, since n_k is a multiple of 32
+                head = i // head_dim
+                e = i - head * head_dim
+                source = k + row * k_stride + head * k_head_stride
+                value = np.float32(0.0)
+                if e < 2 * half:
+                    pair, is_first = pair_of(e, half)
+                    first, second = places(pair, half)
+                    a, b = load_f32(source + 4 * first), load_f32(source + 4 * second)
+                    c, s = load_f32(cosines + 4 * pair), load_f32(sines + 4 * pair)
+                    value = fma(a, c, -mul(b, s)) if is_first else fma(a, s, mul(b, c))
+                else:
+                    value = load_f32(source + 4 * e)
+                if is_stored:
                     put(k_cache + cell * k_cell_stride, i, value)
-            else:
-                i -= k_blocks * THREADS
-                if i < n_v:
-                    put(v_cache + cell * v_cell_stride, i, load_f32(v + row * v_stride + 4 * i))
+        else:
+            i = (block - q_blocks - k_blocks) * THREADS + thread
+            if i < n_v:
+                value = load_f32(v + row * v_stride + 4 * i)
+                if is_stored:
+                    put(v_cache + cell * v_cell_stride, i, value)
 
     return kernel
 

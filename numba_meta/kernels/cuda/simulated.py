@@ -160,3 +160,11 @@ def low_bf16(pair: int) -> Any:
 def high_bf16(pair: int) -> Any:
     """The bfloat16 in the high half, as float32."""
     return _from_bf16(int(pair) >> 16 & 0xFFFF)
+
+
+def start_next_kernel() -> None:
+    """Kernels run one after the other."""
+
+
+def wait_for_previous_kernel() -> None:
+    """Kernels run one after the other."""

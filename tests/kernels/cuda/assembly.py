@@ -65,3 +65,15 @@ def kernel_modules() -> list[ModuleType]:
     names = [info.name for info in pkgutil.iter_modules(numba_meta.kernels.cuda.__path__) if info.name != "simulated"]
     modules = [importlib.import_module(f"numba_meta.kernels.cuda.{name}") for name in names]
     return [module for module in modules if hasattr(module, "all_kernels")]
+
+
+@cache
+def kernels_by_module() -> dict[str, list[CudaKernel]]:
+    """Every kernel once, under the first module (by name) that lists it."""
+    found: dict[str, list[CudaKernel]] = {}
+    seen: set[int] = set()
+    for module in kernel_modules():
+        kernels = [kernel for kernel in module.all_kernels() if id(kernel) not in seen]
+        seen.update(map(id, kernels))
+        found[module.__name__.rsplit(".", 1)[1]] = kernels
+    return found

@@ -93,6 +93,11 @@ class Case:
         """The case with other fields."""
         return replace(self, **changes, uploads={})
 
+    def largest_value(self) -> float:
+        """The largest magnitude of V in a cell that some row attends to."""
+        used = np.unique(self.table[self.table >= 0])
+        return float(np.nanmax(np.abs(decode(self.values[used], self.v_type))))
+
     def expected(self) -> np.ndarray:
         """[row, head, dim] in float64; all heads and KV heads must be there."""
         k, v = decode(self.keys, self.k_type), decode(self.values, self.v_type)

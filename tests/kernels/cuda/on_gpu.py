@@ -11,7 +11,7 @@ import numpy as np
 
 from numba_meta.devices import cuda_driver
 from numba_meta.devices.cuda_graph import capture
-from numba_meta.kernels.cuda.kernel import CudaArguments, CudaKernel, Gpu
+from numba_meta.kernels.cuda.kernel import EARLY, CudaArguments, CudaKernel, Gpu
 
 Work = tuple[CudaKernel, int, Mapping[str, Any]]  # kernel, most live rows, arguments
 
@@ -62,14 +62,15 @@ class TestGpu:
         self._enqueue(kernel, n_rows, arguments)
         self.context.synchronize(self.stream)
 
-    def _enqueue(self, kernel: CudaKernel, n_rows: int, arguments: Mapping[str, Any]) -> CudaArguments:
+    def _enqueue(self, kernel: CudaKernel, n_rows: int, arguments: Mapping[str, Any], early: bool = False) -> CudaArguments:
         values = {name: value.address if isinstance(value, Buffer) else value for name, value in arguments.items()}
         launch = kernel.launch(values, n_rows, self.facts)
         packed = kernel.pack(**values)
         entry, cubin = kernel.binary(self.facts.capability)
         function = self.context.function(cubin, entry, launch.shared_bytes)
         if all(launch.grid):
-            self.context.launch(function, launch.grid, launch.block, launch.shared_bytes, self.stream, int(packed.addresses.ctypes.data))
+            parameters = int(packed.addresses.ctypes.data)
+            self.context.launch(function, launch.grid, launch.block, launch.shared_bytes, self.stream, parameters, early)
         return packed
 
     def time(self, work: Sequence[Work], repeats: int = 20) -> float:
@@ -78,8 +79,8 @@ class TestGpu:
             self._enqueue(kernel, n_rows, arguments)
         self.context.synchronize(self.stream)
         with capture(self.context, self.stream) as recorded:
-            for kernel, n_rows, arguments in work:
-                self._enqueue(kernel, n_rows, arguments)
+            for index, (kernel, n_rows, arguments) in enumerate(work):
+                self._enqueue(kernel, n_rows, arguments, early=index > 0 and self.facts.capability >= EARLY)
         begin, end = (self.context.create_event(timed=True) for _ in range(2))
         times = []
         for _ in range(repeats + 3):

@@ -7,39 +7,62 @@ import re
 from pathlib import Path
 
 import pytest
-from kernels.cuda.assembly import CAPABILITIES, REGISTERS, kernel_modules, ptxas, resources, resources_of_ptx
+from kernels.cuda.assembly import CAPABILITIES, REGISTERS, kernel_modules, kernels_by_module, ptxas, resources_of_ptx
 
 import numba_meta.kernels.cuda
+from numba_meta.kernels import code_cache
 from numba_meta.kernels.cuda import api
 from numba_meta.kernels.cuda.device import load_f32, store_f32
+from numba_meta.kernels.cuda.elementwise import swiglu_quantize
 from numba_meta.kernels.cuda.kernel import CudaKernel, Launch, Ptr, cuda_kernel
+from numba_meta.kernels.cuda.norm import rms_norm
 
 needs_ptxas = pytest.mark.skipif(ptxas() is None, reason="needs ptxas (package nvidia-cuda-nvcc)")
 FOLDER = Path(numba_meta.kernels.cuda.__path__[0])
 
 
-def every_kernel() -> list[CudaKernel]:
-    return [kernel for module in kernel_modules() for kernel in module.all_kernels()]
+def check(kernel: CudaKernel, capability: tuple[int, int]) -> None:
+    ptx = kernel.ptx(capability)
+    # Who lets the next kernel begin early may itself have begun early: it must wait for the one before it.
+    assert "griddepcontrol.wait" in ptx or "griddepcontrol.launch_dependents" not in ptx, kernel
+    need = resources_of_ptx(ptx, capability)
+    assert need.spill_bytes == 0, (kernel, need)
+    assert -(-need.registers // 8) * 8 * kernel.max_threads <= REGISTERS, (kernel, need)
+    assert need.shared_bytes <= 48 << 10, (kernel, need)
+
+
+MODULES = pytest.mark.parametrize("module", kernels_by_module())
 
 
 @needs_ptxas
+@MODULES
+def test_kernels_assemble(module: str) -> None:
+    """Each kernel for the first capability that it declares."""
+    for kernel in kernels_by_module()[module]:
+        check(kernel, kernel.capability)
+
+
+@pytest.mark.slow
+@needs_ptxas
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: f"sm_{c[0]}{c[1]}")
-@pytest.mark.parametrize("module", kernel_modules(), ids=lambda m: m.__name__.rsplit(".", 1)[1])
-def test_kernels_assemble(module: object, capability: tuple[int, int]) -> None:
-    for kernel in module.all_kernels():  # type: ignore[attr-defined]
-        if kernel.capability > capability:
-            continue
-        need = resources(kernel, capability)
-        assert need.spill_bytes == 0, (kernel, need)
-        assert -(-need.registers // 8) * 8 * kernel.max_threads <= REGISTERS, (kernel, need)
-        assert need.shared_bytes <= 48 << 10, (kernel, need)
+@MODULES
+def test_kernels_assemble_for_newer_ones(module: str, capability: tuple[int, int]) -> None:
+    for kernel in kernels_by_module()[module]:
+        if kernel.capability < capability:
+            check(kernel, capability)
+
+
+def test_kernels_begin_early_where_they_can() -> None:
+    for kernel in (rms_norm, swiglu_quantize):
+        for capability, expected in (((8, 0), 0), ((9, 0), 1)):
+            ptx = kernel.ptx(capability)
+            assert [ptx.count(f"griddepcontrol.{what};") for what in ("launch_dependents", "wait")] == [expected, expected]
 
 
 def test_modules_list_their_kernels() -> None:
     """No module that makes kernels lacks `all_kernels`, no kernel of a module and no factory is left out of it."""
-    listed = {module.__name__.rsplit(".", 1)[1] for module in kernel_modules()}
     makers = {path.stem for path in FOLDER.glob("*.py") if path.stem != "kernel" and _calls(path, {"cuda_kernel", "CudaKernel"})}
-    assert makers == listed
+    assert makers <= kernels_by_module().keys()
     for module in kernel_modules():
         kernels = module.all_kernels()
         assert all(isinstance(kernel, CudaKernel) for kernel in kernels)
@@ -51,8 +74,10 @@ def test_modules_list_their_kernels() -> None:
                 assert value.cache_info().currsize, f"{module.__name__}.all_kernels() leaves {name} out"
 
 
-def test_names_tell_kernels_apart() -> None:
-    names = [kernel.name for kernel in every_kernel()]
+def test_kernels_are_told_apart_on_disk() -> None:
+    names = [
+        f"{kernel.name}-{code_cache.function_digest(kernel.function)}" for kernels in kernels_by_module().values() for kernel in kernels
+    ]
     assert sorted(set(names)) == sorted(names)
 
 

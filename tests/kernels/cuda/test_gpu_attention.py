@@ -33,9 +33,10 @@ def named(types: tuple[DType, DType, int, int]) -> str:
 
 
 def check(case: Case, path: str) -> np.ndarray:
-    """The result of a path, after it was compared with float64."""
+    """The result of a path, after it was compared with float64. Tensor cores take values of block types rounded to f16."""
     out = PATHS[path](case)
-    np.testing.assert_allclose(out, case.expected(), atol=TOLERANCES[path])
+    rounded = case.v_type.is_quantized and not path.startswith("exact")
+    np.testing.assert_allclose(out, case.expected(), atol=TOLERANCES[path] + rounded * 2**-11 * case.largest_value())
     return out
 
 

@@ -11,10 +11,10 @@ from kernels.cuda.weights import Weights, make_weights, pack_weights, q8_bytes, 
 
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
-from numba_meta.kernels.cuda import packed
+from numba_meta.kernels.cuda import emit, packed
 from numba_meta.kernels.cuda.get_rows import get_rows_kernel
-from numba_meta.kernels.cuda.kernel import OLDEST, Capability
-from numba_meta.kernels.cuda.matmul import COLUMNS, TILE_COLUMNS, matmul_kernel
+from numba_meta.kernels.cuda.kernel import CudaKernel
+from numba_meta.kernels.cuda.matmul import COLUMNS, TILE_COLUMNS, matmul_group_kernel, matmul_kernel
 from numba_meta.kernels.cuda.quantize import quantize_kernel
 
 pytestmark = pytest.mark.gpu
@@ -40,11 +40,11 @@ def quantize(x: np.ndarray, form: str = "q8") -> np.ndarray:
 
 
 def multiply(
-    weights: Weights, exact: bool, n_columns: int, x: np.ndarray, rows: int | None = None, capability: Capability = OLDEST
+    weights: Weights, exact: bool, n_columns: int, x: np.ndarray, rows: int | None = None, kernel: CudaKernel | None = None
 ) -> np.ndarray:
     """The first `rows` rows of x (in the form that is read, as bytes) times weights; checks that nothing else is written."""
     gpu, rows, n_out = on_gpu.open_gpu(), len(x) if rows is None else rows, weights.n_out
-    kernel = matmul_kernel(weights.dtype, exact, n_columns, capability)
+    kernel = kernel or matmul_kernel(weights.dtype, exact, n_columns)
     x = np.ascontiguousarray(x).view(np.uint8)
     out = gpu.empty((len(x) + 1) * (n_out + 5) * 4)
     planes = gpu.upload(np.append(weights.planes, np.zeros(16, np.uint8)))  # never nothing
@@ -136,14 +136,26 @@ def test_exact_products_are_right(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", [*BLOCK_TYPES, dtypes.F16, dtypes.BF16], ids=repr)
 def test_products_on_tensor_cores_are_right(dtype: DType) -> None:
-    """Activations as read; weights, and their scales and minima, are rounded to float16 (half a unit: 2^-11)."""
-    gpu = on_gpu.open_gpu()
-    for n_out, k, rows in ((37, 256, 20), (300, 1024, 129), (128, 512, 256), (5, 4096, 17)):
+    """Activations as read; weights, and their scales and minima, are rounded to float16 (half a unit: 2^-11). Small and large tiles."""
+    for n_out, k, rows in ((37, 256, 20), (300, 1024, 129), (4400, 512, 256), (5, 4096, 17)):
         weights = make_weights(dtype, n_out, k, np.random.default_rng())
         x, values = values_read(weights, False, TILE_COLUMNS, random_rows(rows, k))
-        for capability in ((7, 5), gpu.facts.capability):
-            y = multiply(weights, False, TILE_COLUMNS, x, rows - 3, capability)
-            assert relative_error(y, weights.values, values[: rows - 3]) < 2.0**-11, (n_out, k, rows, capability)
+        y = multiply(weights, False, TILE_COLUMNS, x, rows - 3)
+        assert relative_error(y, weights.values, values[: rows - 3]) < 2.0**-11, (n_out, k, rows)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q8_0, dtypes.F16], ids=repr)
+def test_products_on_older_tensor_cores_are_the_same(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for sm_75, compiled for this GPU: products of 8 elements at a time, no asynchronous copies."""
+    kernel = matmul_kernel(dtype, False, TILE_COLUMNS)
+    older = CudaKernel(kernel.function, f"{kernel.name}_older", kernel.launch, kernel.max_threads, kernel.capability)
+    for n_out, rows in ((70, 40), (4400, 256)):
+        weights = make_weights(dtype, n_out, 512, np.random.default_rng())
+        x, values = values_read(weights, False, TILE_COLUMNS, random_rows(rows, 512))
+        with monkeypatch.context() as patch:
+            patch.setattr(emit, "compiling_for", lambda: (7, 5))
+            y = multiply(weights, False, TILE_COLUMNS, x, None, older)
+        assert relative_error(y, weights.values, values) < 2.0**-11
 
 
 @pytest.mark.parametrize("dtype", [dtypes.Q4_0, dtypes.Q8_0, dtypes.F16, dtypes.BF16], ids=repr)
@@ -153,7 +165,7 @@ def test_products_on_tensor_cores_of_any_length(dtype: DType, k: int) -> None:
         k = 32 * k
     weights = make_weights(dtype, 131, k, np.random.default_rng())
     x, values = values_read(weights, False, TILE_COLUMNS, random_rows(33, k))
-    y = multiply(weights, False, TILE_COLUMNS, x, None, on_gpu.open_gpu().facts.capability)
+    y = multiply(weights, False, TILE_COLUMNS, x)
     assert relative_error(y, weights.values, values) < 2.0**-11
 
 
@@ -201,6 +213,26 @@ def test_output_rows_stand_alone(dtype: DType, exact: bool) -> None:
         piece = pack_weights(dtype, end - begin, 512, whole.raw[begin:end])
         for n_columns in (1, 4):
             assert bits(multiply(piece, exact, n_columns, x)) == bits(y[:, begin:end]), (begin, end, n_columns)
+
+
+@pytest.mark.parametrize("n_columns", [1, 4])
+@pytest.mark.parametrize(("dtype", "exact"), [(dtypes.Q4_0, False), (dtypes.Q6_K, False), (dtypes.Q4_0, True), (dtypes.F16, True)], ids=str)
+def test_groups_of_weights_have_the_bits_of_single_ones(dtype: DType, exact: bool, n_columns: int) -> None:
+    gpu, k, live = on_gpu.open_gpu(), 9216, n_columns
+    for sizes in ((70, 9), (33, 0, 17), (8, 8, 8)):
+        weights = [make_weights(dtype, n_out, k, np.random.default_rng()) for n_out in sizes]
+        x, _ = values_read(weights[0], exact, n_columns, random_rows(n_columns, k))
+        data = np.ascontiguousarray(x).view(np.uint8)
+        arguments: dict[str, Any] = {"x": gpu.upload(data), "x_stride": data.strides[0], "k": k, "n_rows": gpu.upload(np.array([live]))}
+        outs = [gpu.empty((n_columns + 1) * 4 * (n + 3)) for n in sizes]
+        for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
+            one = {"w": gpu.upload(weight.planes), "y": out, "y_stride": 4 * (weight.n_out + 3), "n_out": weight.n_out}
+            arguments |= {f"{name}_{i}": value for name, value in one.items()}
+        gpu.run(matmul_group_kernel(dtype, exact, n_columns, len(sizes)), n_columns, **arguments)
+        for weight, out in zip(weights, outs, strict=True):
+            y = out.download(np.float32, (n_columns + 1, weight.n_out + 3))
+            assert np.isnan(y[n_columns:]).all() and np.isnan(y[:, weight.n_out :]).all()
+            assert bits(y[:n_columns, : weight.n_out]) == bits(multiply(weight, exact, n_columns, x))
 
 
 @pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q5_0, dtypes.Q6_K], ids=repr)
