@@ -1,7 +1,7 @@
 """Joins calls that a device can do in one launch: a launch costs a microsecond, and what stays in registers is not read again.
 
-A pure pass over the calls of one device, where its kind has joined kernels: they give the bits of the kernels that they replace. A result in
-between that others read too is not joined away. Rules, in this order:
+A pure pass over the calls of one device, where its kind has joined kernels: they give the bits of the kernels that they replace. A result
+in between that others read too is not joined away. Rules, in this order:
 
     products of the same activations             several matrix products
     (norms of heads,) ropes of Q and K, stores    one kernel between projections and attention
@@ -178,7 +178,8 @@ class _Joined:
                 return None
             found.append(norm)
         of_q, of_k = (self.calls[i].arguments for i in found)
-        fits = of_q["eps"] == of_k["eps"] and of_q["n"] == self.calls[q].arguments["head_dim"] <= self._kernels.norm_rope_store.MOST_HEAD_DIM
+        widest = self._kernels.norm_rope_store.MOST_HEAD_DIM
+        fits = of_q["eps"] == of_k["eps"] and of_q["n"] == self.calls[q].arguments["head_dim"] <= widest
         return (found[0], found[1]) if fits else None
 
     def sums_and_norms(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 
-from numba_meta.dtypes import F16, DType
+from numba_meta.dtypes import DType
 from numba_meta.kernels.cuda.attention_combine import attention_combine
 from numba_meta.kernels.cuda.attention_decode import can_decode, decode_variants
 from numba_meta.kernels.cuda.attention_io import check_cache_row
@@ -78,9 +78,3 @@ def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
     if exact or not can_prompt(k_type, v_type, *dims):
         return plain
     return VariantKernel(plain.name, [prompt_rows(k_type, v_type, *dims), plain])
-
-
-def all_kernels() -> list[CudaKernel]:
-    """Those that are made here: none, but the usual ones exist then."""
-    attention_chunks(F16, F16, 128, 128), attention_rows(F16, F16, 128, 128)
-    return []

@@ -7,15 +7,30 @@ from typing import Any
 
 import numpy as np
 
+from numba_meta.kernels.cuda.attention_intrinsics import shared_word
 from numba_meta.kernels.cuda.attention_steps import LOWEST, MOST_CHUNKS, fold_factors, folded, quotient, record_bytes, row_chunks
-from numba_meta.kernels.cuda.device import cuda, device_function, load_f32, load_i64, load_v4_f32, maximum, store_f32, types
+from numba_meta.kernels.cuda.device import (
+    bits_float,
+    cuda,
+    device_function,
+    float_bits,
+    load_i64,
+    load_v2_f32,
+    load_v4,
+    maximum,
+    shared_address,
+    shared_load_v4,
+    shared_store_v4,
+    store_f32,
+    types,
+)
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu, Int, Launch, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.lanes import ALL_LANES
 
 THREADS = 256
 MOST = MOST_CHUNKS + 1  # a window may begin within a chunk
 PLACES = 96  # MOST in whole warps
-LOADS = 8  # quadruples that a thread asks for at once
+AT_ONCE = 8  # records that a thread reads before it folds them
 
 
 @device_function
@@ -35,12 +50,15 @@ def attention_combine(head_dim_v: int) -> CudaKernel:
     """Folds the records of `attention_chunks` in the order of their chunks: y[row][head] = weighted values / sum of weights.
 
     A row that attends to nothing gets zeros. y: a row every `y_stride` bytes, a head every `y_head_stride`. Grid (part of a head, head,
-    row); a block brings the part of all records to shared memory, then a thread folds one element.
+    row). A block asks for its part of all records that there can be before it knows how many there are: what lies beyond is not used. Then
+    a thread folds one element.
     """
     record = record_bytes(head_dim_v)
     n_part = next(n for n in (128, 64, 32) if head_dim_v % n == 0)  # elements of a block
-    quads, n_shared = n_part // 4, MOST * n_part
-    batch = 4 * LOADS
+    quads = n_part // 4
+    n_loads = -(-MOST * quads // THREADS)
+    n_values, parts_bytes = 4 * n_loads, 4 * n_part * (n_loads * THREADS // quads)
+    n_shared = (parts_bytes + 16 * PLACES) // 4
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
         grid = (head_dim_v // n_part, arguments["n_head"], n_rows)
@@ -51,46 +69,50 @@ def attention_combine(head_dim_v: int) -> CudaKernel:
         partial: Ptr, n_chunks: Int, positions: Ptr, window: Int, n_head: Int, y: Ptr, y_stride: Int, y_head_stride: Int, n_rows: Ptr
     ):
         part, head, row = types.int64(cuda.blockIdx.x), types.int64(cuda.blockIdx.y), types.int64(cuda.blockIdx.z)
-        thread = types.int64(cuda.threadIdx.x)
-        parts = cuda.shared.array(n_shared, types.float32)
-        by_total, by_part = cuda.shared.array(PLACES, types.float32), cuda.shared.array(PLACES, types.float32)
-        weights, values = cuda.shared.array(PLACES, types.float32), cuda.local.array(batch, types.float32)
-        live = load_i64(n_rows)
-        first, stop, shift = row_chunks(positions, row, window)
-        if row >= live:
-            return
-        n = ((stop - 1) >> shift) - (first >> shift) + 1 if first < stop else types.int64(0)
+        thread = types.int32(cuda.threadIdx.x)
+        shared = shared_address(cuda.shared.array(n_shared, types.int32, alignment=16))
+        factors = shared + parts_bytes  # of each record: of the total, of the part; its weight
+        values = cuda.local.array(n_values, types.int32)
         source, step = partial + (row * n_chunks * n_head + head) * record, n_head * record
         begin = source + 4 * n_part * part
-        at = thread
-        while at < n * quads:
-            for i in range(LOADS):
-                place = min(at + THREADS * i, n * quads - 1)
-                values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = load_v4_f32(
-                    begin + place // quads * step + 16 * (place % quads)
-                )
-            for i in range(LOADS):
-                place = at + THREADS * i
-                if place < n * quads:
-                    for j in range(4):
-                        parts[4 * place + j] = values[4 * i + j]
-            at += THREADS * LOADS
+        for i in range(n_loads):
+            place = THREADS * i + thread
+            at = begin + min(place // quads, n_chunks - 1) * step + 16 * (place % quads)
+            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = load_v4(at)
+        m, weight = cuda.local.array(3, types.float32), cuda.local.array(3, types.float32)
+        if thread < 32:
+            for i in range(3):
+                at = source + min(32 * i + thread, n_chunks - 1) * step + 4 * head_dim_v
+                m[i], weight[i] = load_v2_f32(at)
+        live = load_i64(n_rows)
+        first, stop, shift = row_chunks(positions, row, window)
+        n = types.int32(((stop - 1) >> shift) - (first >> shift) + 1 if first < stop else 0)
+        if row >= live:
+            return
+        for i in range(n_loads):
+            place = 16 * (THREADS * i + thread)
+            shared_store_v4(shared + place, values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3])
         if thread < 32:
             largest = LOWEST  # of the chunks before these 32
-            for i in range(PLACES // 32):
-                at, m, weight = thread + 32 * i, LOWEST, np.float32(0.0)
-                if at < n:
-                    m, weight = load_f32(source + at * step + 4 * head_dim_v), load_f32(source + at * step + 4 * head_dim_v + 4)
-                before, largest = _largest_before(m, largest)
-                weights[at] = weight
-                _, by_total[at], by_part[at] = fold_factors(before, m)
+            for i in range(3):
+                at = 32 * i + thread
+                m[i], weight[i] = (m[i], weight[i]) if at < n else (LOWEST, np.float32(0.0))
+                before, largest = _largest_before(m[i], largest)
+                _, by_total, by_part = fold_factors(before, m[i])
+                shared_store_v4(factors + 16 * at, float_bits(by_total), float_bits(by_part), float_bits(weight[i]), 0)
         cuda.syncthreads()
         if thread < n_part:
-            total, weight = np.float32(0.0), np.float32(0.0)
-            for i in range(n):
-                total = folded(total, parts[i * n_part + thread], by_total[i], by_part[i])
-                weight = folded(weight, weights[i], by_total[i], by_part[i])
-            store_f32(y + row * y_stride + head * y_head_stride + 4 * (n_part * part + thread), quotient(total, weight))
+            total, weight_sum = np.float32(0.0), np.float32(0.0)
+            at = types.int32(0)
+            while at < n:
+                for i in range(AT_ONCE):
+                    by_total, by_part, weight_part, _ = shared_load_v4(factors + 16 * (at + i))
+                    value = bits_float(shared_word(shared + 4 * (n_part * (at + i) + thread)))
+                    if at + i < n:
+                        total = folded(total, value, bits_float(by_total), bits_float(by_part))
+                        weight_sum = folded(weight_sum, bits_float(weight_part), bits_float(by_total), bits_float(by_part))
+                at += AT_ONCE
+            store_f32(y + row * y_stride + head * y_head_stride + 4 * (n_part * part + thread), quotient(total, weight_sum))
 
     return kernel
 

@@ -67,7 +67,7 @@ from numba_meta.kernels.cuda.device import (
 from numba_meta.kernels.cuda.kernel import Capability, CudaKernel, Float, Gpu, Int, Launch, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.lanes import ALL_LANES
 
-WARPS = 4  # a chunk has at least as many tiles
+WARPS = 3  # with 2 tiles each, 4 blocks find room on a multiprocessor: the blocks of 8 KV heads run at once
 STAGES = 2  # tiles of a warp's ring
 SHARED_BYTES = 99 << 10  # that a block may have on every GPU from sm_80 on
 HEADER_BYTES = 16  # of a tile in the ring: which of its rows count
@@ -303,7 +303,7 @@ def decode_variants(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> lis
     slots = (SHARED_BYTES - dim_k // 16 * QUERY_BYTES) // tile_bytes(k_type, v_type, dim_k, dim_v)
     if slots >= WARPS * STAGES:
         return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS, STAGES)]
-    few = decode_chunks(k_type, v_type, dim_k, dim_v, WARPS // 2, STAGES)
+    few = decode_chunks(k_type, v_type, dim_k, dim_v, WARPS - 1, STAGES)
     return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS, STAGES, (9, 0)), few]
 
 

@@ -1,10 +1,10 @@
-"""Attention for prompts on tensor cores: a block takes 64 (row, head) pairs of one KV head and walks the positions they attend to.
+"""Attention for prompts on tensor cores: a block takes some (row, head) pairs of one KV head and walks the positions they attend to.
 
 K and V of N positions at a time lie in shared memory as f16, converted once for all pairs; a warp takes 16 pairs. Q, K, V and the weights
-are rounded to f16 (what is larger than it holds is clamped), sums are float32. Pairs go row by row, so that neighbouring rows of one
-sequence share their positions; rows of several sequences are walked one sequence after the other.
+are rounded to f16 (what is larger than it holds is clamped), sums are float32. Pairs go row by row, so that rows at positions of one
+sequence that follow each other share what they attend to; other rows are walked one such run after the other.
 
-A position that a pair does not attend to weighs 0 for it, if another pair of the block attends to it; others are never read.
+A position that a pair does not attend to weighs 0 for it, if another pair of the run attends to it; others are never read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ from numba_meta.kernels.cuda.device import (
 from numba_meta.kernels.cuda.kernel import CudaKernel, Float, Gpu, Int, Launch, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.lanes import ALL_LANES
 
-WARPS = 4
-PAIRS = 16 * WARPS
-THREADS = 32 * WARPS
+WARPS = 4  # 16 pairs each
 
 
 def half_stride(dim: int) -> int:
@@ -57,16 +55,6 @@ def can_prompt(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> bool:
 
 
 @device_function
-def _warp_min(x):  # type: ignore[no-untyped-def]
-    """The smallest int32 of a warp."""
-    x = min(x, cuda.shfl_xor_sync(ALL_LANES, x, 16))
-    x = min(x, cuda.shfl_xor_sync(ALL_LANES, x, 8))
-    x = min(x, cuda.shfl_xor_sync(ALL_LANES, x, 4))
-    x = min(x, cuda.shfl_xor_sync(ALL_LANES, x, 2))
-    return min(x, cuda.shfl_xor_sync(ALL_LANES, x, 1))
-
-
-@device_function
 def _range_of(positions, row, window):  # type: ignore[no-untyped-def]
     """(first, last) attended position of a row."""
     position = np.int64(load_i32(positions + 4 * row))
@@ -74,66 +62,62 @@ def _range_of(positions, row, window):  # type: ignore[no-untyped-def]
 
 
 @device_function
-def _run_of_rows(sequences, positions, window, begin, end):  # type: ignore[no-untyped-def]
-    """Rows begin .. of one sequence, at most to `end`: (end of them, lowest first, highest last attended position). begin < end."""
-    lane = types.int64(cuda.threadIdx.x & 31)
-    sequence = load_i32(sequences + 4 * begin)
-    stop = end
-    row = begin + lane
+def _end_of_run(sequences, positions, begin, end):  # type: ignore[no-untyped-def]
+    """The end of the rows from `begin` on, before `end`, that are of one sequence at positions that follow each other."""
+    lane = types.int32(cuda.threadIdx.x & 31)
+    sequence, position = load_i32(sequences + 4 * begin), load_i32(positions + 4 * begin)
+    row = types.int32(begin + 1)
     while row < end:
-        if load_i32(sequences + 4 * row) != sequence:
-            stop = min(stop, types.int32(row))
-        row += 32
-    stop = _warp_min(stop)
-    lowest, negated = types.int32(0x7FFFFFFF), types.int32(1)
-    row = begin + lane
-    while row < stop:
-        first, last = _range_of(positions, row, window)
-        lowest, negated = min(lowest, first), min(negated, types.int32(-last))
-        row += 32
-    return stop, _warp_min(lowest), types.int32(-_warp_min(negated))
+        at = row + lane
+        is_other = at < end and (load_i32(sequences + 4 * at) != sequence or load_i32(positions + 4 * at) - position != at - begin)
+        others = cuda.ballot_sync(ALL_LANES, is_other)
+        if others != 0:
+            return types.int32(row + cuda.ffs(others) - 1)
+        row = types.int32(row + 32)
+    return end
 
 
 @functools.cache
-def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKernel:
+def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int = WARPS) -> CudaKernel:
     """`attention_rows` on tensor cores: grid (tile of pairs, the last ones first; KV head)."""
-    n = 64 if max(dim_k, dim_v) <= 128 else 32  # positions at a time
+    n_pairs, threads = 16 * warps, 32 * warps
+    n = 64 if {dim_k, dim_v} <= {64, 128} else 32  # positions at a time
     stride_k, stride_v = half_stride(dim_k), half_stride(dim_v)
-    keys_at = PAIRS * stride_k
+    keys_at = n_pairs * stride_k
     values_at = keys_at + n * stride_k
     cells_at = values_at + n * stride_v
     ranges_at = cells_at + 4 * n  # first and last attended position of each pair
-    n_shared = ranges_at + 8 * PAIRS
+    n_shared = ranges_at + 8 * n_pairs
     steps_k, steps_v, n_tiles, n_scores, n_out = dim_k // 16, n // 16, n // 8, n // 2, dim_v // 2
-    pairs_v, per_row = dim_v // 16, THREADS // n  # threads of a row
+    pairs_v, per_row = dim_v // 16, threads // n  # threads of a row
     stage_k, stage_v = stage_row(k_type, dim_k, per_row), stage_row(v_type, dim_v, per_row)
-    name = f"attention_prompt_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}"
+    name = f"attention_prompt_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}_{warps}"
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
         first, n_head, group = arguments["first_head"], arguments["n_head"], arguments["group"]
         if not n_head or not n_rows:
-            return Launch((0, 0, 0), (THREADS, 1, 1))
+            return Launch((0, 0, 0), (threads, 1, 1))
         n_kv = (first + n_head - 1) // group + 1 - first // group
-        return Launch((-(-n_rows * min(group, n_head) // PAIRS), n_kv, 1), (THREADS, 1, 1), n_shared)
+        return Launch((-(-n_rows * min(group, n_head) // n_pairs), n_kv, 1), (threads, 1, 1), n_shared)
 
     @device_function
     def store_queries(shared, q, q_stride, q_head_stride, pair, pairs, n_heads, scale):  # type: ignore[no-untyped-def]
         """Q of the block's pairs times scale as f16; zeros beyond the last one."""
         at = types.int32(cuda.threadIdx.x)
-        while at < PAIRS * (dim_k // 2):
+        while at < n_pairs * (dim_k // 2):
             place, element = at // (dim_k // 2), 2 * (at % (dim_k // 2))
             x, y = np.float32(0.0), np.float32(0.0)
             if pair + place < pairs:
                 row = (pair + place) // n_heads
                 x, y = load_v2_f32(q + row * q_stride + (pair + place - row * n_heads) * q_head_stride + 4 * element)
             shared_store_i32(shared + place * stride_k + 2 * element, pack_f16(mul(x, scale), mul(y, scale)))
-            at += THREADS
+            at += threads
 
     @device_function
     def store_ranges(shared, positions, window, pair, pairs, n_heads, begin, stop):  # type: ignore[no-untyped-def]
         """What each pair attends to in the run of rows begin .. stop - 1; nothing for those of other rows."""
         place = types.int32(cuda.threadIdx.x)
-        if place < PAIRS:
+        if place < n_pairs:
             row = (pair + place) // n_heads
             first, last = types.int32(0), types.int32(-1)
             if pair + place < pairs and row >= begin and row < stop:
@@ -154,7 +138,7 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
         stage_v(shared + values_at + place * stride_v, cell_address(v, max(cell, types.int32(0)), v_stride), cell >= 0, part)
         return cell
 
-    @cuda_kernel(name=name, launch=launch, max_threads=THREADS, capability=(8, 0))
+    @cuda_kernel(name=name, launch=launch, max_threads=threads, capability=(8, 0))
     def kernel(  # type: ignore[no-untyped-def]
         q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int, v: Ptr, v_stride: Int, v_head_stride: Int,
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
@@ -163,7 +147,7 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
         kv = first_head // group + types.int64(cuda.blockIdx.y)
         head_begin, head_end = max(types.int64(0), kv * group - first_head), min(n_head, (kv + 1) * group - first_head)
         n_heads = types.int32(head_end - head_begin)
-        pairs, pair = types.int32(load_i64(n_rows) * n_heads), types.int32((cuda.gridDim.x - 1 - cuda.blockIdx.x) * PAIRS)
+        pairs, pair = types.int32(load_i64(n_rows) * n_heads), types.int32((cuda.gridDim.x - 1 - cuda.blockIdx.x) * n_pairs)
         if pair >= pairs:
             return
         lane, warp = types.int32(cuda.threadIdx.x & 31), types.int32(cuda.threadIdx.x >> 5)
@@ -183,9 +167,11 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKer
             out[i] = np.float32(0.0)
         m0, m1, weight0, weight1 = LOWEST, LOWEST, np.float32(0.0), np.float32(0.0)
         pair0 = types.int32(pair + 16 * warp + g)
-        begin, end = types.int32(pair // n_heads), types.int32((min(pair + PAIRS, pairs) - 1) // n_heads + 1)
+        begin, end = types.int32(pair // n_heads), types.int32((min(pair + n_pairs, pairs) - 1) // n_heads + 1)
         while begin < end:
-            stop, lowest, highest = _run_of_rows(sequences, positions, window, begin, end)
+            stop = _end_of_run(sequences, positions, begin, end)
+            lowest, highest = _range_of(positions, begin, window)
+            highest = types.int32(highest + stop - 1 - begin)
             table = cell_table + load_i32(sequences + 4 * begin) * table_stride
             cuda.syncthreads()  # the ranges before these are read
             store_ranges(shared, positions, window, pair, pairs, n_heads, begin, stop)

@@ -15,6 +15,7 @@ import inspect
 import operator
 import pickle
 import re
+import struct
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -100,8 +101,8 @@ class CudaKernel:
         packed = np.zeros(max(1, len(self.parameters)), np.int64)
         for i, (name, kind) in enumerate(self.parameters.items()):
             try:
-                packed[i] = np.array([values[name], 0], np.float32).view(np.int64)[0] if kind is Float else operator.index(values[name])
-            except (TypeError, ValueError, OverflowError):
+                packed[i] = struct.unpack("<q", struct.pack("<f4x", values[name]))[0] if kind is Float else operator.index(values[name])
+            except (TypeError, OverflowError, struct.error):
                 expected = "a number within float32" if kind is Float else "an integer within int64"
                 raise NumbaMetaError(f"kernel {self.name}: argument {name}={values[name]!r} does not fit; expected {expected}") from None
         return CudaArguments(packed, packed.ctypes.data + 8 * np.arange(len(packed)))
