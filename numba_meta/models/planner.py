@@ -128,6 +128,7 @@ def plan_transport_of_model(
     known = tuple(speeds(needs_of(step), plan.n_threads)) if speeds else ()
     links = tuple(link_of(spec.link_bytes_per_second, spec.delay_ns, speed) for spec, speed in zip(plan.specs, known, strict=False))
     names = _names(plan)
+    depth = plan.host_cache.transport.depth if plan.host_cache else 0
     steps, ring = [], None
     for context in chosen:
         transport = _plan_transport(plan, config, deliveries, context, _facts(plan, names, memory, ring, free_bytes))
@@ -142,7 +143,7 @@ def plan_transport_of_model(
                 {layer: _busy_seconds(n * cell_bytes[layer][j], link, speed) for layer, (_, n) in windows.items()}
                 for j, (link, speed) in enumerate(zip(links, known, strict=True))
             ]
-            times = _predict(loads, options.kv_pipeline_depth, transport, _taken_from_computing(plan, busy, n_cores))
+            times = _predict(loads, depth, transport, _taken_from_computing(plan, busy, n_cores))
         steps.append(StepForecast(context, transport, delivered, times))
     return ModelForecast(plan, names, memory, step.n_collectives, cell_bytes, known, links, tuple(steps))
 

@@ -67,13 +67,13 @@ def test_generation_past_the_end_shifts_where_asked(llama: Model) -> None:
 
 def test_generation_does_not_shift_unless_asked(llama: Model) -> None:
     for options in ({}, {"keep": 3}):
-        with pytest.raises(ContextFullError, match=r"^1 more tokens do not fit the context: 64 are in sequence 0"):
+        with pytest.raises(ContextFullError, match=r"^1 more token does not fit the context: 64 are in sequence 0"):
             llama.generate_ids(ids(13, 20), 60, ignore_eos=True, **options)
     with pytest.raises(ContextFullError, match=r"^the context is full with 64 tokens and all of them are kept; keep fewer"):
         llama.generate_ids(ids(13, 64), 3, ignore_eos=True, context_shift=True, keep=-1)
     with pytest.raises(ContextFullError, match="^the prompt has 65 tokens, the context has room for 64"):
         llama.generate_ids(ids(13, 65), 3, context_shift=True)
-    with pytest.raises(UsageError, match="^keep -2 is impossible; expected a number of tokens, or -1 for the prompt$"):
+    with pytest.raises(UsageError, match="^keep -2 is impossible; expected a whole number of -1 or more$"):
         llama.generate_ids(ids(13, 5), 3, keep=-2)
 
 
