@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from synthetic import write_model
 
 from numba_meta.cli.options import LoadOptions
 from numba_meta.cli.plan import forecast_model
+from numba_meta.cli.plan_report import age
 from numba_meta.cli.terminal import Progress
 
 GIVEN = ("--weights-gbps", "10", "--attention-gbps", "5")
@@ -64,7 +67,7 @@ def test_the_table_for_a_reader(run, path):
 def test_a_cache_on_the_devices(run, path):
     outcome = run("plan", path, "--contexts", "10", "-c", "512", *GIVEN)
     assert outcome.status == 0 and "KV cache on the device: 512 cells" in outcome.out
-    assert " device " in outcome.out.splitlines()[-1]
+    assert " device " in outcome.out.splitlines()[-2]
 
 
 def test_speeds_are_measured_once(run, path):
@@ -73,6 +76,32 @@ def test_speeds_are_measured_once(run, path):
     measuring = "numba-meta: measuring how fast this machine is; --calibrate measures again, best when nothing else runs\n"
     assert [outcome.err for outcome in (first, second, again)] == [measuring, "", measuring]
     assert first.out == second.out
+    assert first.out.splitlines()[-1] == "speeds of this machine: measured just now, as busy as it was then; --calibrate measures anew"
+
+
+def test_how_old_measured_speeds_are(run, path, tmp_path):
+    assert age(None, 0) == "measured at an unknown time"
+    ages = {0: "just now", 59: "just now", -5: "just now", 60: "1 minute ago", 7199: "1 hour ago", 7200: "2 hours ago", 90000: "1 day ago"}
+    assert {seconds: age(1e9 - seconds, 1e9) for seconds in ages} == {seconds: f"measured {said}" for seconds, said in ages.items()}
+    words = ("plan", path, "--contexts", "10", "-c", "512")
+    run(*words)
+    file = tmp_path / "speeds.json"
+    known = json.loads(file.read_text())
+    for speeds in known.values():
+        speeds["measured at"] -= 3 * 3600
+    file.write_text(json.dumps(known))
+    assert "measured 3 hours ago" in run(*words).out.splitlines()[-1]
+    told = json.loads(run(*words, "--json").out)["speeds_measured_at"]
+    assert 0 <= time.time() - 3 * 3600 - datetime.fromisoformat(told).timestamp() < 60
+    assert "measured 3 hours ago" in run(*words, "-ctk", "q8_0").out.splitlines()[-1], "what was missing is new, the rest is not"
+    assert "just now" in run(*words, "--calibrate").out.splitlines()[-1]
+
+
+def test_a_context_longer_than_the_model_was_trained_with_is_told(run, path):
+    outcome = run("plan", path, "--contexts", "10", "-c", "600", *GIVEN)
+    assert outcome.status == 0
+    assert "numba-meta: a context of 600 tokens is longer than what the model was trained with (512)" in outcome.err
+    assert "trained" not in run("plan", path, "--contexts", "10", "-c", "512", *GIVEN).err
 
 
 def test_given_speeds_are_used(path):
