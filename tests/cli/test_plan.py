@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from synthetic import write_model
 
 from numba_meta.cli.options import LoadOptions
 from numba_meta.cli.plan import forecast_model
@@ -19,11 +18,9 @@ GIVEN = ("--weights-gbps", "10", "--attention-gbps", "5")
 TWO = "cpu:0?link=2,cpu:0?link=1"
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two layers, 384 wide, 6 heads over 3 KV heads of 64."""
-    path = tmp_path_factory.mktemp("plan") / "llama.gguf"
-    return str(write_model(path, n_embd=384, n_head=6, n_head_kv=3, n_ff=512, types={"default": "q4_0", "attn_v": "q8_0"}))
+@pytest.fixture
+def path(llama_path: Path) -> str:
+    return str(llama_path)
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +95,10 @@ def test_how_old_measured_speeds_are(run, path, tmp_path):
 
 
 def test_a_context_longer_than_the_model_was_trained_with_is_told(run, path):
-    outcome = run("plan", path, "--contexts", "10", "-c", "600", *GIVEN)
+    outcome = run("plan", path, "--contexts", "10", "-c", "3000", *GIVEN)
     assert outcome.status == 0
-    assert "numba-meta: a context of 600 tokens is longer than what the model was trained with (512)" in outcome.err
-    assert "trained" not in run("plan", path, "--contexts", "10", "-c", "512", *GIVEN).err
+    assert "numba-meta: a context of 3000 tokens is longer than what the model was trained with (2048)" in outcome.err
+    assert "trained" not in run("plan", path, "--contexts", "10", "-c", "2048", *GIVEN).err
 
 
 def test_given_speeds_are_used(path):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from models.feeding import append
 from models.numpy_reference import ReferenceModel
-from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import ContextFullError, NumbaMetaError, OutOfMemoryError
@@ -27,16 +26,15 @@ def ids(seed: int, n: int) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(0, N_VOCAB, n)]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "llama.gguf", types="q8_0", seed=11)
+@pytest.fixture
+def llama(paths: dict[str, Path]) -> Path:
+    return paths["llama"]
 
 
-@pytest.fixture(scope="module")
-def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five layers with a window of 16, a global one; a context of 1,024."""
-    folder = tmp_path_factory.mktemp("models")
-    return write_model(folder / "gemma3.gguf", "gemma3", n_layer=6, n_head_kv=1, types="q8_0", context_length=1024, seed=12)
+@pytest.fixture
+def gemma3(paths: dict[str, Path]) -> Path:
+    """Five layers with a window of 16, a global one."""
+    return paths["gemma3"]
 
 
 @pytest.mark.parametrize("which", ("k", "v"))

@@ -11,22 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models.cache_places import N_VOCAB, PLACES, ids
 from models.feeding import append
-from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import ContextFullError, UsageError
 from numba_meta.models.cache_operations import choose_shift
 from numba_meta.models.model import Model
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A Llama of 2 layers and 2 KV heads; a Gemma whose layers 0 to 4 have a window of 16, and one KV head."""
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "llama": write_model(folder / "llama.gguf", types="q8_0", seed=61),
-        "gemma3": write_model(folder / "gemma3.gguf", "gemma3", n_layer=6, n_head_kv=1, types="q8_0", context_length=1024, seed=62),
-    }
 
 
 @pytest.fixture(scope="module")
