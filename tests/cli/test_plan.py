@@ -116,6 +116,7 @@ def test_given_speeds_are_used(path):
         (["--contexts", "512"], "contexts [512]: expected 0 to 511"),
         (["--device", "cpu:0?link=0"], "link='0' is not a speed"),
         (["--kv-gpu-layers", "1"], "add --no-kv-offload"),
+        (["-nkvo", "--kv-gpu-layers", "3"], "kv_gpu_layers 3 is impossible: the model has 2 layers; use 0 to 2"),
         (["--weights-gbps", "0"], "0"),
     ],
 )
