@@ -86,7 +86,7 @@ def parse_link(text: str, what: str) -> int:
     match = re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text.strip(), re.ASCII)
     speed = int(Fraction(text.strip()) * 10**9) if match else 0
     if not 10**3 <= speed <= 10**15:
-        raise UsageError(f"{what}={text!r} is not a speed; expected GB/s above 0, as in link=5.3")
+        raise UsageError(f"{what}={text!r} is not a speed; expected 0.000001 to 1000000 GB/s, as in link=5.3")
     return speed
 
 

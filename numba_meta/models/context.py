@@ -19,6 +19,7 @@ from numba_meta.models.cache_operations import CacheOperations, find_cache_layer
 from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
 from numba_meta.models.ranks import RankGroup, leaf_of_devices
 from numba_meta.models.recordings import SMALL_ROWS, Capacity, Logits, Recorder, Recording
+from numba_meta.models.step_shape import batch_shape, leaf_state
 from numba_meta.models.transport import HostCacheOptions, Transport
 from numba_meta.models.weights import WeightPlan
 from numba_meta.models.windows import Window, WindowLayout, choose_window_shape, full_window, tight_window_shape
@@ -28,7 +29,6 @@ from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.trace import StepTrace
 from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.policy import CutPlan
-from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Role, Tensor
 
 
@@ -69,7 +69,7 @@ class Context:
         self._devices = group.ranks.own if group else range(len(device))  # among those of all ranks
         self._agreed: dict[Capacity, _Agreed] = {}
         self._deterministic = deterministic
-        self._cuts = cuts
+        self._leaf_state = leaf_state(cuts)
         self.weight_plan, self._weights = weights
         self._cache_types = cache_types
         self.device = device
@@ -321,34 +321,13 @@ class Context:
         return self._recorder.plan(self._split(capacity, self._window_shapes({}, {})))
 
     def _split(self, capacity: Capacity, windows: Mapping[bool, WindowShape]) -> SplitGraph:
-        shape = self.shape
-        batch = BatchShape(
-            n_rows=capacity.n_rows,
-            n_outputs=capacity.n_outputs,
-            n_sequences=shape.n_sequences,
-            n_positions=shape.n_positions,
-            n_cells=shape.n_stored_cells,
-            n_window_cells=shape.n_window_cells * shape.n_sequences,
-            cache_type_k=self._cache_types[0],
-            cache_type_v=self._cache_types[1],
-            n_device_layers=self._host_cache.n_device_layers if self._host_cache else None,
-            windows=windows,
-        )
+        batch = batch_shape(self.shape, self._cache_types, self._host_cache, capacity.n_rows, capacity.n_outputs, windows)
         return infer_splits(self._build(batch), self._leaf_state, self._n_devices, may_gather=lambda _: self._deterministic)
 
     @property
     def _n_devices(self) -> int:
         """Devices of all ranks."""
         return self.group.ranks.n_devices if self.group else len(self.device)
-
-    def _leaf_state(self, leaf: Tensor) -> SplitState:
-        if leaf.role is Role.WEIGHT:
-            return self._cuts.weight(leaf.name)
-        kind, _, layer = leaf.name.partition(".")
-        if kind in ("cache_k", "cache_v"):
-            state: SplitState = getattr(self._cuts.layers[int(layer)], kind)
-            return state
-        return MIRRORED
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 
