@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from numba_meta.devices.cuda_driver import GpuContext, PinnedMemory, open_gpu
 from numba_meta.devices.parse import DeviceSpec, format_bytes
 from numba_meta.errors import DeviceError, OutOfMemoryError
-from numba_meta.kernels.cuda.kernel import OLDEST, Gpu
+from numba_meta.kernels.cuda.kernel import OLDEST, CudaKernel, Gpu
 
 
 @dataclass(eq=False)
@@ -109,6 +110,7 @@ class CudaDevice:
     def pinned(self, n_bytes: int) -> PinnedMemory:
         """Host memory that steps of this device copy from and to; given back when the device is closed, or before."""
         memory = PinnedMemory(self.gpu, n_bytes)
+        self._pinned = [each for each in self._pinned if each.address]  # the others were given back
         self._pinned.append(memory)
         return memory
 
@@ -116,7 +118,8 @@ class CudaDevice:
         if buffer in self._buffers:
             self._buffers.remove(buffer)
             self.allocated_bytes -= buffer.n_bytes
-            self.gpu.free(buffer.address)
+            with suppress(DeviceError):  # after a kernel's failure the driver refuses everything
+                self.gpu.free(buffer.address)
             buffer.address = 0
 
     # ---- streams -----------------------------------------------------------------------------------------------------------------------
@@ -130,22 +133,24 @@ class CudaDevice:
         return stream
 
     def compile(self, kernel: Any) -> None:
-        """Compiles a `CudaKernel` for this GPU, or loads it from the cache of kernels."""
-        kernel.binary(self.gpu.facts.capability)
+        """Compiles a `CudaKernel` for this GPU, or loads it from the cache of kernels. What a library does needs no compiling."""
+        if isinstance(kernel, CudaKernel):
+            kernel.binary(self.gpu.facts.capability)
 
     def close(self) -> None:
-        """Waits for its work, then gives streams and all memory back. Twice is once."""
+        """Waits for its work, then gives streams and all memory back. Twice is once.
+
+        Goes on where the driver refuses: after a kernel's failure it refuses everything, and the first error is the one to tell.
+        """
         if self._closed:
             return
         self._closed = True
-        for stream in self._streams:
-            self.gpu.synchronize(stream)
-        for stream in self._streams:
-            self.gpu.destroy_stream(stream)
-        for buffer in list(self._buffers):
-            buffer.free()
-        for memory in self._pinned:
-            memory.free()
+        ends: list[Callable[[], None]] = [partial(self.gpu.synchronize, stream) for stream in self._streams]
+        ends += [partial(self.gpu.destroy_stream, stream) for stream in self._streams]
+        ends += [*(buffer.free for buffer in list(self._buffers)), *(memory.free for memory in self._pinned)]
+        for end in ends:
+            with suppress(DeviceError):
+                end()
 
     def __enter__(self) -> CudaDevice:
         return self

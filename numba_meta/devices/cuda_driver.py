@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from numba_meta.errors import DeviceError, OutOfMemoryError
 
+_HANDLE_BYTES = 64  # of an exported allocation
 _INSTALL = "install numba-meta[cuda13] (driver 580 or newer) or numba-meta[cuda12]"
 
 
@@ -150,6 +151,33 @@ class GpuContext:
             raise DeviceError(f"cuCtxEnablePeerAccess from cuda:{self.facts.index} to cuda:{other.facts.index} failed ({status})")
         return True
 
+    def reaches(self, uuid: str) -> bool:
+        """Whether it can reach the memory of the GPU of this uuid: this one, or one that the process sees and has peer access to."""
+        if uuid == self.facts.uuid:
+            return True
+        for index in range(call("cuDeviceGetCount")):
+            other = call("cuDeviceGet", index)
+            if bytes(call("cuDeviceGetUuid", other).bytes).hex() == uuid:
+                return bool(call("cuDeviceCanAccessPeer", self._device, other))
+        return False
+
+    def export_memory(self, address: int) -> bytes:
+        """A handle (64 bytes) with which another process of this host reaches memory of `allocate`, from its first byte on."""
+        with self.current():
+            return ctypes.string_at(call("cuIpcGetMemHandle", address).getPtr(), _HANDLE_BYTES)
+
+    def import_memory(self, handle: bytes) -> int:
+        """The address here of memory that another process exported; see `forget_memory`."""
+        given = _bindings().CUipcMemHandle()
+        ctypes.memmove(given.getPtr(), handle, _HANDLE_BYTES)
+        with self.current():
+            return int(call("cuIpcOpenMemHandle", given, _bindings().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
+
+    def forget_memory(self, address: int) -> None:
+        """Gives back what `import_memory` returned."""
+        with self.current():
+            call("cuIpcCloseMemHandle", address)
+
     def is_pinned(self, address: int) -> bool:
         """Whether an address is memory that the driver knows: kernels reach it."""
         with self.current():
@@ -199,6 +227,22 @@ class GpuContext:
         """Copies bytes in a stream's order; where they lie, host or device, the addresses say."""
         with self.current():
             call("cuMemcpyAsync", destination, source, n_bytes, stream)
+
+    def copy_2d_async(
+        self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
+    ) -> None:
+        """Copies `height` rows of `width` bytes in a stream's order; where they lie, host or device, the addresses say."""
+        copy, unified = _bindings().CUDA_MEMCPY2D(), _bindings().CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        copy.srcMemoryType = copy.dstMemoryType = unified
+        copy.srcDevice, copy.srcPitch, copy.dstDevice, copy.dstPitch = source, source_pitch, destination, destination_pitch
+        copy.WidthInBytes, copy.Height = width, height
+        with self.current():
+            call("cuMemcpy2DAsync", copy, stream)
+
+    def call_host(self, function: int, stream: int) -> None:
+        """Calls a C function `void(void *)`, given by its address, in a stream's order, from a thread of the driver."""
+        with self.current():
+            call("cuLaunchHostFunc", stream, _bindings().CUhostFn(function), 0)
 
     # ---- kernels -----------------------------------------------------------------------------------------------------------------------
 
@@ -279,8 +323,8 @@ class PinnedMemory:
 
     def free(self) -> None:
         """Gives the memory back; views of it must not be used any more. Twice is once."""
-        if self.address:
-            with self._gpu.current():
-                call("cuMemFreeHost", self.address)
-            self.address = 0
+        address, self.address = self.address, 0
+        if address:
             self.data = np.empty(0, np.uint8)
+            with suppress(DeviceError), self._gpu.current():  # after a kernel's failure the driver refuses everything
+                call("cuMemFreeHost", address)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from numba_meta.devices.cuda_driver import GpuContext, call
 from numba_meta.devices.cuda_driver import _bindings as bindings
+from numba_meta.errors import DeviceError
 
 _THREAD_LOCAL = 1  # other threads of the process may call what a capture forbids
 
@@ -68,7 +69,7 @@ class CudaGraph:
         """Gives it back; it must not run any more. Twice is once."""
         if not self._destroyed:
             self._destroyed = True
-            with self._gpu.current():
+            with suppress(DeviceError), self._gpu.current():  # after a kernel's failure the driver refuses everything
                 call("cuGraphExecDestroy", self._executable)
                 call("cuGraphDestroy", self._graph)
 

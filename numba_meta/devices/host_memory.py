@@ -58,6 +58,9 @@ class HostMemory:
     def address(self) -> int:
         return int(self._pages.ctypes.data)
 
+    def free(self) -> None:
+        """The pages go with the last view of them."""
+
     def read(self, offset: int, n_bytes: int) -> np.ndarray:
         """Some bytes, a view."""
         return self.data[offset : offset + n_bytes]

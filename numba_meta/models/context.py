@@ -349,5 +349,7 @@ class Context:
     def close(self) -> None:
         """Ends the devices' threads and gives all memory back. Twice is once."""
         self._closed = True
+        for recording in self._recordings.values():
+            recording.release()
         self._recordings.clear()
         self.device.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from numba_meta.devices.cpu_stream import StreamTimes
-from numba_meta.devices.meta import MetaBuffer, MetaDevice
+from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.simple import Buffer
 from numba_meta.errors import OutOfMemoryError
 from numba_meta.kernels import kernel_set
@@ -37,6 +38,13 @@ class Capacity:
     n_outputs: int
 
 
+class Freeable(Protocol):
+    """Memory of some kind."""
+
+    def free(self) -> None:
+        """Gives it back."""
+
+
 class Recording:
     """A step that is bound to memory: valid while its workspace, and the ring if it uses one, have the generations that it was made for."""
 
@@ -48,12 +56,12 @@ class Recording:
         workspace: Workspace[Buffer],
         transport: Transport,
         windows: Mapping[bool, WindowShape],
-        input_copies: MetaBuffer,
+        own_memory: Sequence[Freeable],
         check: Callable[[], None] | None = None,
     ) -> None:
         self.plan = plan
         self._check = check  # raises where ranks could not reach each other
-        self._input_copies = input_copies
+        self._own_memory = tuple(own_memory)  # its inputs, on the host and on the devices
         self.windows = windows
         self._step = step
         self._inputs = inputs
@@ -84,7 +92,8 @@ class Recording:
     def release(self) -> None:
         """Gives back the memory that only this recording uses; it must not run again."""
         self._step.release()
-        self._input_copies.free()
+        for memory in self._own_memory:
+            memory.free()
 
     def run(self, values: Mapping[str, Sequence[int]], note_times: Callable[[tuple[StreamTimes, ...]], None] | None = None) -> Logits:
         """Logits `[outputs, n_vocab]`, a view that the next step overwrites. `values` are the live parts of the inputs, by name.
@@ -144,7 +153,7 @@ class Recorder:
         try:
             if not workspace.fits(plan.workspace):
                 workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
-            block, host, copies = self._input_block(plan)
+            block, host, own = self._input_block(plan)
         except OutOfMemoryError:
             if not self._transport.give_up():
                 raise
@@ -159,7 +168,7 @@ class Recorder:
         assert first is not None
         step = self._steps.record(binder, first, binder.address(0, output) - bases[0], output.n_bytes)
         check = self._ranks.table.check if self._ranks else None
-        return Recording(plan, step, host, workspace, self._transport, windows, copies, check)
+        return Recording(plan, step, host, workspace, self._transport, windows, own, check)
 
     def _workspace_for(self, capacity: Capacity) -> Workspace[Buffer]:
         """Small steps keep memory of their own for good; large ones share one that may grow."""
@@ -171,7 +180,7 @@ class Recorder:
         devices = self._device.devices
         return Workspace(self._device.names, lambda j, n: devices[j].allocate(n, "the workspace"), lambda _, buffer: buffer.free())
 
-    def _input_block(self, plan: StepPlan) -> tuple[InputBlock, dict[str, np.ndarray], MetaBuffer]:
+    def _input_block(self, plan: StepPlan) -> tuple[InputBlock, dict[str, np.ndarray], tuple[Freeable, Freeable]]:
         """The inputs of a step as the host writes them, and memory for each device's copy."""
         offsets, end = {}, 0
         leaves = [leaf for leaf in plan.split.graph.leaves if leaf.role is Role.INPUT]
@@ -181,10 +190,9 @@ class Recorder:
         host = self._steps.host_memory(end)
         copies = self._device.allocate([end] * len(self._device), "inputs")
         types = {4: np.int32, 8: np.int64}
-        views = {
-            leaf.name: host[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes].view(types[leaf.dtype.block_bytes]) for leaf in leaves
-        }
-        return InputBlock(host.ctypes.data, copies.addresses, end, offsets), views, copies
+        parts = {leaf: host.data[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes] for leaf in leaves}
+        views = {leaf.name: part.view(types[leaf.dtype.block_bytes]) for leaf, part in parts.items()}
+        return InputBlock(host.address, copies.addresses, end, offsets), views, (host, copies)
 
     def workspace_bytes(self, device: int) -> dict[str, int]:
         """Bytes of the workspaces that exist so far, by kind of step."""

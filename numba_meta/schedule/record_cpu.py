@@ -10,6 +10,7 @@ import numpy as np
 from numba_meta.devices.cpu import CpuDevice, CpuEvent, CpuStep, CpuStream
 from numba_meta.devices.cpu_record import CpuRecorder
 from numba_meta.devices.cpu_stream import StreamTimes
+from numba_meta.devices.host_memory import HostMemory
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
@@ -35,9 +36,9 @@ class CpuSteps:
         self._transfer_streams: dict[int, CpuStream] = {}
         self._meetings = np.zeros(8, np.int64)
 
-    def host_memory(self, n_bytes: int) -> np.ndarray:
-        """Zeroed host memory that steps copy from, uint8 `[n_bytes]`."""
-        return np.zeros(n_bytes // 8 + 1, np.int64).view(np.uint8)
+    def host_memory(self, n_bytes: int) -> HostMemory:
+        """Zeroed host memory that steps copy from."""
+        return HostMemory(n_bytes, True)
 
     def record(self, binder: Binder, output: Buffer, offset: int, n_bytes: int) -> RecordedCpuStep:
         """The step of a binder's plan; its output is the bytes of a buffer of the first device."""

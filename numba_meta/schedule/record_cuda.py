@@ -23,8 +23,10 @@ from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cuda.kernel import EARLY, CudaArguments, CudaKernel, Launch
+from numba_meta.ops.lowering import Constant
 from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows
 from numba_meta.schedule.lower import Call, EventName
+from numba_meta.schedule.ranks import Kept, StreamCall
 from numba_meta.schedule.record import Binder
 from numba_meta.schedule.trace import is_delivery, is_write_back
 
@@ -41,9 +43,9 @@ class CudaSteps:
         self._transfer: dict[int, int] = {}
         self._constants = [_Constants(each) for each in self._devices]
 
-    def host_memory(self, n_bytes: int) -> np.ndarray:
-        """Zeroed pinned host memory, uint8 `[n_bytes]`, until the devices are closed."""
-        return self._devices[0].pinned(n_bytes).data
+    def host_memory(self, n_bytes: int) -> PinnedMemory:
+        """Zeroed pinned host memory that steps copy from, until it is freed or the devices are closed."""
+        return self._devices[0].pinned(n_bytes)
 
     def place_constant(self, device: int, data: np.ndarray) -> int:
         """The address of a copy on the device; equal data is there once."""
@@ -101,6 +103,8 @@ class RecordedCudaStep:
         self._memory.free()
         for rows in self._parts.late_rows:
             rows.memory.free()
+        for kept in self._parts.kept:
+            kept.free()
 
 
 class _Constants:
@@ -135,12 +139,23 @@ class _Launch:
 
 
 @dataclass(frozen=True)
+class _Enqueued:
+    """What a library enqueues by itself: with addresses, and with the data of constants."""
+
+    call: StreamCall
+    arguments: dict[str, int]
+    data: dict[str, np.ndarray]
+    max_rows: int
+
+
+@dataclass(frozen=True)
 class _Parts:
     """What a recorded graph needs as long as it runs: its arguments, what sets its copies before a step, what moves rows after it."""
 
     launches: tuple[_Launch, ...]
     windows: LiveWindows
     late_rows: tuple[LateRows, ...]
+    kept: tuple[Kept, ...] = ()
 
 
 class _Recorder:
@@ -162,6 +177,7 @@ class _Recorder:
         self._events: list[tuple[CudaDevice, int]] = []
         self._deliveries: list[tuple[Delivery, list[Any]]] = []
         self._late: list[LateRows] = []
+        self._kept: list[Kept] = []
         self._behind_kernel: set[int] = set()  # streams whose last entry is a kernel: the next one may begin early
 
     def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
@@ -185,7 +201,7 @@ class _Recorder:
                 gpu.copy_async(memory.address, output, memory.data.size, main)
             launches = [prepared for _, _, _, prepared in order if isinstance(prepared, _Launch)]
             windows = LiveWindows(recorded.graph, self._binder, self._deliveries)
-            return recorded.graph, _Parts(tuple(launches), windows, tuple(self._late))
+            return recorded.graph, _Parts(tuple(launches), windows, tuple(self._late), tuple(self._kept))
         finally:
             for owner, event in self._events:
                 owner.gpu.destroy_event(event)
@@ -213,14 +229,17 @@ class _Recorder:
                 stuck = next(calls[0] for calls in queues.values() if calls)
                 raise PlacementError(f"{stuck.node}: {stuck.waits or 'a meeting'} is waited for, and nothing records it before")
 
-    def _prepared(self, device: int, call: Call) -> _Launch | Delivery | None:
+    def _prepared(self, device: int, call: Call) -> _Launch | _Enqueued | Delivery | None:
         if call.kernel is None:
             return None
         if is_delivery(call) and "n_cells" in call.arguments:
             return self._delivery(device, call)
-        assert isinstance(call.kernel, CudaKernel)
         on = self._devices[device]
         values = {name: self._binder.value(device, value) for name, value in call.arguments.items()}
+        if isinstance(call.kernel, StreamCall):
+            data = {name: value.data for name, value in call.arguments.items() if isinstance(value, Constant)}
+            return _Enqueued(call.kernel, values, data, call.max_rows)
+        assert isinstance(call.kernel, CudaKernel)
         if is_write_back(call) and not on.gpu.is_pinned(values["host"]):
             rows, count = call.arguments["cells"], call.arguments["n_rows"]
             late = LateRows(on, self._binder, values["host"], values["width"], call.max_rows, rows.name, count.name)
@@ -241,12 +260,15 @@ class _Recorder:
         return Delivery(source, stream_bytes, cell_bytes, destination, width, room, (streams, n_streams, n_cells))
 
     def _enqueue(
-        self, device: int, stream: int, call: Call, prepared: _Launch | Delivery | None, named: dict[tuple[int, EventName], int]
+        self, device: int, stream: int, call: Call, prepared: _Launch | _Enqueued | Delivery | None, named: dict[tuple[int, EventName], int]
     ) -> None:
         if isinstance(prepared, Delivery):
             gpu, first = self._devices[device].gpu, tuple(range(prepared.max_streams))
             self._behind_kernel.discard(stream)
             self._deliveries.append((prepared, [capture_copy(gpu, copy, stream) for copy in prepared.copies(first, 1)]))
+        elif isinstance(prepared, _Enqueued):
+            self._behind_kernel.discard(stream)
+            self._kept += prepared.call.enqueue(prepared.arguments, prepared.data, prepared.max_rows, stream)
         elif prepared is not None:
             launch, parameters = prepared.launch, int(prepared.arguments.addresses.ctypes.data)
             gpu = self._devices[device].gpu

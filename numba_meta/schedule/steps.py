@@ -28,6 +28,19 @@ class RecordedStep(Protocol):
         """Gives back what belongs to this recording alone; it must not run any more."""
 
 
+class HostBytes(Protocol):
+    """Memory of the host: `data` uint8 from `address` on."""
+
+    data: np.ndarray
+
+    @property
+    def address(self) -> int:
+        """Where it begins; whole pages."""
+
+    def free(self) -> None:
+        """Gives it back; views of it must not be used any more. Twice is once."""
+
+
 class Steps(Protocol):
     """Records steps on the streams of a meta device, which it holds."""
 
@@ -35,8 +48,8 @@ class Steps(Protocol):
     def place_constant(self) -> Callable[[int, np.ndarray], int] | None:
         """Puts data that calls read where a device reads it; None where devices read the host's memory."""
 
-    def host_memory(self, n_bytes: int) -> np.ndarray:
-        """Zeroed host memory that steps copy from, uint8, at least `n_bytes`."""
+    def host_memory(self, n_bytes: int) -> HostBytes:
+        """Zeroed host memory that steps copy from."""
 
     def record(self, binder: Binder, output: Buffer, offset: int, n_bytes: int) -> RecordedStep:
         """The step of a binder's plan; its output is bytes of a buffer of the first device."""

@@ -121,6 +121,17 @@ def test_closed_devices(driver: FakeDriver) -> None:
         device.allocate(10, "x")
 
 
+def test_closing_after_a_failure_tells_nothing_new(driver: FakeDriver) -> None:
+    """After a kernel's failure the driver refuses all that follows; what it would still take is given back."""
+    meta = open_devices("cuda:0")
+    device = meta.devices[0]
+    assert isinstance(device, CudaDevice)
+    device.allocate(10, "x")
+    device.stream()
+    driver.fails["cuStreamSynchronize"] = 700
+    device.close()
+
+
 @pytest.mark.parametrize("pinned", (True, False))
 def test_host_memory_is_pinned_where_that_works(pinned: bool, driver: FakeDriver) -> None:
     if not pinned:
