@@ -117,7 +117,7 @@ def _marked(mark: bytes) -> list[int]:
 
 def check_failed(ended: Ended, n: int, reason: str, soon: float = SOON) -> None:
     """The reason was said once, and the launch ended as `check_ended` wants it."""
-    said = [line for line in ended.stderr.splitlines() if line.startswith("numba-meta: ")]
+    said = [line for line in ended.stderr.splitlines() if line.strip().startswith("numba-meta: ")]  # MPI's lines may leave a space before
     assert len(said) == 1 and reason in said[0], ended.stderr
     check_ended(ended, n, soon)
 

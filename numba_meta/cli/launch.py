@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,10 +39,25 @@ def launch(ranks: int, command: tuple[str, ...]) -> None:
       numba-meta launch -n 2 -- generate smollm2 "A lamp" --device "cpu:0,cpu:0;cpu:0"
     """
     program = find_mpirun(os.environ)
-    arguments = [program, "-n", str(ranks), sys.executable, "-m", "numba_meta", *command]
+    arguments = [program, *output_options(mpirun_version(program)), "-n", str(ranks), sys.executable, "-m", "numba_meta", *command]
     sys.stdout.flush()
     # The launcher takes this process's place: signals and its exit status need nobody in between.
     os.execve(program, arguments, launch_environment(os.environ, os.geteuid() == 0))
+
+
+def mpirun_version(program: str) -> str:
+    """What `mpirun --version` says. Raises `UsageError` where it cannot run."""
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace", check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = " ".join(str(getattr(error, "stderr", "") or error).split())
+        raise UsageError(f"{program} does not run ({detail}); install numba-meta[mpi], which brings one") from None
+
+
+def output_options(version: str) -> list[str]:
+    """What Open MPI needs to pass a text on as it grows: from 5 on it waits for whole lines."""
+    found = re.search(r"Open MPI\)? v?(\d+)\.", version)
+    return ["--output", ":raw"] if found and int(found[1]) >= 5 else []
 
 
 def launch_environment(environ: Mapping[str, str], is_root: bool) -> dict[str, str]:
