@@ -54,6 +54,7 @@ def test_an_mpirun_that_does_not_run(tmp_path) -> None:
     ("arguments", "pattern"),
     [
         (("-n", "0", "--", "info"), "0 is not in the range"),
+        (("-n", "65", "--", "info"), "65 is not in the range 1<=x<=64"),
         (("-n", "2"), "Missing argument"),
         (("--", "info"), "'--ranks'"),
     ],
@@ -87,6 +88,7 @@ def test_rank_0_speaks_alone(run, tmp_path) -> None:
         (("generate", "missing.gguf"), 2, "no prompt was given"),
         (("generate", "missing.gguf", "--file", "-"), 2, "--file - is not there yet for 2 ranks"),
         (("chat", "missing.gguf"), 2, "chat is not there yet for 2 ranks"),
+        (("launch", "-n", "2", "--", "info", "missing.gguf"), 2, "numba-meta: this process is one of 2 ranks already, started by Open MPI"),
     ],
 )
 def test_one_reason_and_the_status_of_the_command(arguments, status, pattern) -> None:
