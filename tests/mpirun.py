@@ -115,9 +115,14 @@ def _marked(mark: bytes) -> list[int]:
     return found
 
 
+def said_in(stderr: str) -> list[str]:
+    """What numba_meta says in one line each. The last line of MPI's own may end in a NUL, without a line break."""
+    return [line for line in stderr.replace("\0", "\n").splitlines() if line.startswith("numba-meta: ")]
+
+
 def check_failed(ended: Ended, n: int, reason: str, soon: float = SOON) -> None:
     """The reason was said once, and the launch ended as `check_ended` wants it."""
-    said = [line for line in ended.stderr.splitlines() if line.strip().startswith("numba-meta: ")]  # MPI's lines may leave a space before
+    said = said_in(ended.stderr)
     assert len(said) == 1 and reason in said[0], ended.stderr
     check_ended(ended, n, soon)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mpirun import MARK, ROOT, SOON, left_of, needs_mpi
+from mpirun import MARK, ROOT, SOON, left_of, needs_mpi, said_in
 from synthetic import write_model
 
 pytestmark = needs_mpi
@@ -52,7 +52,7 @@ class Command:
             left_of(self.folder)
             raise
         stderr, spent = data.decode(), time.monotonic() - since
-        said = [line for line in stderr.splitlines() if line.strip().startswith("numba-meta: ") and "compiling" not in line]
+        said = [line for line in said_in(stderr) if "compiling" not in line]
         assert len(said) == 1 or (reason is None and not said), stderr
         assert reason is None or reason in said[0], stderr
         assert "Traceback" not in stderr and "Exception ignored" not in stderr
