@@ -48,4 +48,9 @@ class ContextFullError(NumbaMetaError):
 
 
 class NumbaMetaWarning(UserWarning):
-    """What was asked for cannot be had and something slower is done in its place; said once."""
+    """What was asked for cannot be had and something slower is done in its place, or will serve badly; said once."""
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 token`, `2 tokens`: for messages."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from synthetic import write_model
 
 DATA = Path(__file__).parent / "data"
 MODELS_VARIABLE = "NUMBA_META_TEST_MODELS"
@@ -22,8 +23,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests run last, so that a whole run first tells what the quick ones say."""
+    """Slow tests run last, so that a whole run first tells what the quick ones say. Those for a GPU need one."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if for_gpu:
+        from numba_meta.devices.cuda_driver import n_gpus
+
+        if n_gpus() == 0:
+            for item in for_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; this machine has none"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -66,6 +74,21 @@ def smollm2_path() -> Path:
 def gemma3_path() -> Path:
     """Gemma 3 270M, Q4_K_M: from the folder in NUMBA_META_TEST_MODELS, else the user's cache (pulled if missing)."""
     return _real_model("gemma3")
+
+
+@pytest.fixture(scope="session")
+def llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, 384 wide, 6 heads over 3 KV heads of 64, 512 neurons, 397 tokens; a context of 2,048."""
+    path = tmp_path_factory.mktemp("uneven") / "llama.gguf"
+    types = {"default": "q4_0", "attn_v": "q8_0"}
+    return write_model(path, n_embd=384, n_head=6, n_head_kv=3, n_ff=512, context_length=2048, types=types)
+
+
+@pytest.fixture(scope="session")
+def gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, 256 wide, 4 heads over one KV head of 64, with norms of Q and K and a sliding window; a context of 2,048."""
+    path = tmp_path_factory.mktemp("uneven") / "gemma.gguf"
+    return write_model(path, "gemma3", n_embd=256, n_head=4, n_head_kv=1, head_dim=64, n_ff=512, context_length=2048)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from numba_meta.cli.options import BATCH_OPTIONS, RING_OPTIONS, LoadOptions, cac
 from numba_meta.cli.session import HOST_CACHE_ARGUMENTS, bench_ids, generation_speed, open_model, prompt_speed
 from numba_meta.cli.terminal import Progress, table
 from numba_meta.devices.parse import format_bytes
+from numba_meta.errors import counted
 
 if TYPE_CHECKING:
     from numba_meta.models.model import Model
@@ -182,7 +183,7 @@ def plan_places(places: Sequence[bool], pipeline_depths: Sequence[int]) -> list[
 
 def take_turns(models: dict[str, Model], workloads: Sequence[Workload], repetitions: int, progress: Progress) -> list[Result]:
     """Measure each workload in all configurations, one after the other, `repetitions` times after a turn that is not counted."""
-    results = []
+    results: list[Result] = []
     total, done = (repetitions + 1) * len(workloads) * len(models), 0
     for workload in workloads:
         speeds: dict[str, list[float]] = {name: [] for name in models}
@@ -193,7 +194,10 @@ def take_turns(models: dict[str, Model], workloads: Sequence[Workload], repetiti
                     measured.append(speed)
                 done += 1
                 progress("measuring", done, total)
-        results += [Result(name, workload, tuple(measured), transport_of(models[name])) for name, measured in speeds.items()]
+        measured_now = [Result(name, workload, tuple(measured), transport_of(models[name])) for name, measured in speeds.items()]
+        results += measured_now
+        medians = " / ".join(f"{result.median:.1f}" for result in measured_now)
+        progress.milestone(f"{workload.label}: {medians} t/s ({len(results) // len(models)} of {counted(len(workloads), 'workload')} done)")
     return results
 
 

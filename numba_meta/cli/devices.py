@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from numba_meta.cli.machine import CpuReport, Requirement, cpu_report, cuda_requirements, mpi_requirements
+from numba_meta.cli.machine import CpuReport, GpuReport, Requirement, cpu_report, cuda_requirements, gpu_reports, mpi_requirements
 from numba_meta.devices.parse import format_bytes
 
 
@@ -22,16 +22,17 @@ def devices(as_json: bool) -> None:
       numba-meta devices
       numba-meta devices --json
     """
-    cpu, cuda, mpi = cpu_report(), cuda_requirements(), mpi_requirements()
+    cpu, gpus, cuda, mpi = cpu_report(), gpu_reports(), cuda_requirements(), mpi_requirements()
     if as_json:
         data = {
             "cpu:0": dataclasses.asdict(cpu),
+            **{f"cuda:{index}": dataclasses.asdict(gpu) for index, gpu in enumerate(gpus)},
             "cuda": [dataclasses.asdict(requirement) for requirement in cuda],
             "mpi": [dataclasses.asdict(requirement) for requirement in mpi],
         }
         click.echo(json.dumps(data, ensure_ascii=False))
         return
-    for line in (*cpu_lines(cpu), *missing_lines("cuda", cuda), *missing_lines("mpi", mpi)):
+    for line in (*cpu_lines(cpu), *gpu_lines(gpus), *missing_lines("cuda", cuda), *missing_lines("mpi", mpi)):
         click.echo(line)
 
 
@@ -44,8 +45,16 @@ def cpu_lines(cpu: CpuReport) -> Iterator[str]:
     yield f"       copies   {cpu.copy_bandwidth / 1e9:.1f} GB/s read and written"
 
 
+def gpu_lines(gpus: Sequence[GpuReport]) -> Iterator[str]:
+    """The CUDA devices for a reader."""
+    for index, gpu in enumerate(gpus):
+        yield f"cuda:{index} {gpu.name}"
+        yield f"       compute  capability {gpu.capability}, {gpu.n_multiprocessors} multiprocessors"
+        yield f"       memory   {format_bytes(gpu.free_bytes)} free of {format_bytes(gpu.memory_bytes)}"
+
+
 def missing_lines(name: str, requirements: Sequence[Requirement]) -> Iterator[str]:
     """What of `requirements` is here and what is not, with the remedy."""
-    yield f"{name:<7}not in this version of numba-meta"
+    yield f"{name:<7}{'all there' if all(each.present for each in requirements) else 'needs more'}"
     for requirement in requirements:
         yield f"       {requirement.name:<15}{'found' if requirement.present else f'missing: {requirement.remedy}'}"

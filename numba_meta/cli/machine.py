@@ -30,6 +30,17 @@ class CpuReport:
 
 
 @dataclass(frozen=True)
+class GpuReport:
+    """A CUDA device: memory in bytes, compute capability as in `9.0`."""
+
+    name: str
+    capability: str
+    n_multiprocessors: int
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
 class Requirement:
     """Something that CUDA devices or ranks need: whether it is `present`, and what to do where it is not."""
 
@@ -52,6 +63,17 @@ def cpu_report() -> CpuReport:
         memory_bytes=total,
         free_bytes=free,
         copy_bandwidth=copy_bandwidth(n_usable, min(COPY_BYTES, free // 8)),
+    )
+
+
+def gpu_reports() -> tuple[GpuReport, ...]:
+    """The GPUs that the driver shows; none without a driver or the packages for it."""
+    from numba_meta.devices.cuda_driver import n_gpus, open_gpu
+
+    gpus = [open_gpu(index) for index in range(n_gpus())]
+    return tuple(
+        GpuReport(g.facts.name, "{}.{}".format(*g.facts.capability), g.facts.n_multiprocessors, g.facts.total_bytes, g.free_bytes())
+        for g in gpus
     )
 
 

@@ -51,10 +51,13 @@ def plan(
     progress = Progress()
     forecast, name = forecast_model(model, load, contexts, weights_gbps, attention_gbps, calibrate, progress)
     progress.clear()
+    from numba_meta.schedule.calibrate import measured_at
+
+    at = measured_at(forecast.load.n_threads)
     if as_json:
-        click.echo(json.dumps(forecast_data(name, forecast), ensure_ascii=False))
+        click.echo(json.dumps(forecast_data(name, forecast, at), ensure_ascii=False))
         return
-    for line in forecast_lines(name, forecast):
+    for line in forecast_lines(name, forecast, at):
         click.echo(line)
 
 
@@ -73,7 +76,7 @@ def forecast_model(
     from numba_meta.models.gguf import read_gguf
     from numba_meta.models.load import tensor_facts
     from numba_meta.models.load_plan import LoadOptions as Options
-    from numba_meta.models.load_plan import available_cores
+    from numba_meta.models.load_plan import available_cores, beyond_training
     from numba_meta.models.planner import plan_transport_of_model
     from numba_meta.models.pull import resolve_model
 
@@ -82,11 +85,12 @@ def forecast_model(
     file = read_gguf(path)
     try:
         speeds = choose_speeds(weights_gbps, attention_gbps, renew)
-        forecast = plan_transport_of_model(
-            read_config(file), tensor_facts(file), options, contexts, speeds, available_bytes(), available_cores()
-        )
+        config = read_config(file)
+        forecast = plan_transport_of_model(config, tensor_facts(file), options, contexts, speeds, available_bytes(), available_cores())
     finally:
         file.close()
+    if warning := beyond_training(config, forecast.load.cache_shape):
+        say(f"numba-meta: {warning}")
     return forecast, path.name
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from numba_meta.cli.terminal import table
 from numba_meta.devices.parse import format_bytes
+from numba_meta.errors import counted
 from numba_meta.memory.placement import WHOLE_SHARE
 
 if TYPE_CHECKING:
     from numba_meta.models.planner import ModelForecast, StepForecast
 
 
-def forecast_lines(name: str, forecast: ModelForecast) -> Iterator[str]:
-    """Cuts, memory, ring and a row per context."""
+def forecast_lines(name: str, forecast: ModelForecast, measured_at: float | None = None) -> Iterator[str]:
+    """Cuts, memory, ring and a row per context. `measured_at`: when this machine's speeds were measured (s of `time.time`)."""
     from numba_meta.inspect.tables import cache_place
     from numba_meta.split.policy import describe_cuts
 
@@ -32,6 +35,19 @@ def forecast_lines(name: str, forecast: ModelForecast) -> Iterator[str]:
     yield ""
     yield step_table(forecast)
     yield from reasons(forecast)
+    if forecast.speeds:
+        yield f"speeds of this machine: {age(measured_at, time.time())}, as busy as it was then; --calibrate measures anew"
+
+
+def age(measured_at: float | None, now: float) -> str:
+    """`measured 3 hours ago`; both in seconds of `time.time`."""
+    if measured_at is None:
+        return "measured at an unknown time"
+    seconds = max(0.0, now - measured_at)
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f"measured {counted(int(seconds // length), unit)} ago"
+    return "measured just now"
 
 
 def device_table(forecast: ModelForecast) -> str:
@@ -85,8 +101,8 @@ def reasons(forecast: ModelForecast) -> Iterator[str]:
         yield f"{'at' if plan.ring else 'from'} {step.context}: {plan.path}: {said}"
 
 
-def forecast_data(name: str, forecast: ModelForecast) -> dict[str, Any]:
-    """Everything as plain data: bytes, seconds, tokens per second."""
+def forecast_data(name: str, forecast: ModelForecast, measured_at: float | None = None) -> dict[str, Any]:
+    """Everything as plain data: bytes, seconds, tokens per second; when speeds were measured, in UTC."""
     load, memory = forecast.load, forecast.memory
     return {
         "model": name,
@@ -97,6 +113,7 @@ def forecast_data(name: str, forecast: ModelForecast) -> dict[str, Any]:
             "cells": load.cache_shape.n_cells,
             "host_bytes": memory.host,
         },
+        "speeds_measured_at": None if measured_at is None else datetime.fromtimestamp(measured_at, UTC).isoformat(timespec="seconds"),
         "meetings": forecast.n_meetings,
         "cuts": {
             f"{group.name} {group.layer}" if group.layer is not None else group.name: list(group.extents) for group in load.cuts.groups

@@ -16,7 +16,7 @@ def say(line: str) -> None:
 
 
 class Progress:
-    """Draws `stage  done/total` in place on a terminal; a pipe gets nothing but one line about work that is slow only once.
+    """Draws `stage  done/total` in place on a terminal; a pipe gets a line about work that is slow only once, and one per milestone.
 
     Called as `progress(stage, done, total)` by whatever works long; `total` 0 means that nobody knows. The line is erased at
     `done == total` and by `clear()`, so that results start on a clean line.
@@ -45,6 +45,11 @@ class Progress:
         sys.stderr.write(f"{ERASE_LINE}{stage}{amount}")
         sys.stderr.flush()
         self._drawn = True
+
+    def milestone(self, line: str) -> None:
+        """Tell a pipe that a part of long work is done; on a terminal the drawn progress says so."""
+        if not self.on_terminal:
+            say(f"numba-meta: {line}")
 
     def clear(self) -> None:
         """Erase the line if one is drawn."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +39,15 @@ class CpuBuffer:
     def n_bytes(self) -> int:
         return self.data.size
 
+    def read(self, offset: int, n_bytes: int) -> np.ndarray:
+        """Bytes as the host sees them, uint8 `[n_bytes]`; not to be written."""
+        return self.data[offset : offset + n_bytes]
+
+    @contextmanager
+    def edit(self, offset: int, n_bytes: int, keep: bool = True) -> Iterator[np.ndarray]:
+        """Bytes for the host to change, uint8 `[n_bytes]`; they are there when the block ends. `keep`: they begin with what is there."""
+        yield self.data[offset : offset + n_bytes]
+
     def free(self) -> None:
         """Gives the memory back; neither the buffer nor what was recorded on it must be used afterwards. Twice is once."""
         self.device._forget(self)
@@ -45,6 +57,9 @@ class CpuBuffer:
 
 class CpuDevice:
     """One simple device `cpu:N`. `name` tells devices of one core apart: `cpu:0`, `cpu:0#1`. A context manager; see `close`."""
+
+    kind = "cpu"
+    alignment = ALIGNMENT
 
     def __init__(self, spec: DeviceSpec, name: str, n_threads: int) -> None:
         if n_threads < 1:
@@ -116,6 +131,10 @@ class CpuDevice:
         stream = CpuStream(f"{self.name} {purpose}", self.n_threads if n_threads is None else n_threads, caller_joins)
         self._streams.add(stream)
         return stream
+
+    def compile(self, kernel: Any) -> None:
+        """Compiles a `CpuKernel`, or loads it from the cache of kernels."""
+        _ = kernel.address
 
     def close(self) -> None:
         """Ends the threads of its streams, then gives all its memory back. Twice is once."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from numba_meta.devices.cpu import CpuBuffer, CpuDevice, CpuStream
+from numba_meta.devices.cpu import CpuDevice, CpuStream
 from numba_meta.devices.parse import DeviceSpec
+from numba_meta.devices.simple import Buffer, SimpleDevice
 from numba_meta.errors import DeviceError
+
+if TYPE_CHECKING:
+    from numba_meta.devices.cuda_driver import PinnedMemory
+    from numba_meta.devices.host_memory import HostMemory
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class DeviceMemory:
 class MetaBuffer:
     """One buffer per simple device, also where it has no bytes."""
 
-    pieces: tuple[CpuBuffer, ...]
+    pieces: tuple[Buffer, ...]
 
     @property
     def n_bytes(self) -> tuple[int, ...]:
@@ -53,21 +59,46 @@ def name_devices(specs: Sequence[DeviceSpec]) -> tuple[str, ...]:
     return tuple(names)
 
 
-class MetaDevice(Sequence[CpuDevice]):
-    """Several simple devices used as one; as a sequence, those devices. A context manager; `close` gives everything back."""
+class MetaDevice(Sequence[SimpleDevice]):
+    """Several simple devices of one kind used as one; as a sequence, those devices. A context manager; `close` gives everything back."""
 
-    def __init__(self, devices: Sequence[CpuDevice]) -> None:
+    def __init__(self, devices: Sequence[SimpleDevice]) -> None:
         names = [device.name for device in devices]
         if not names or len(set(names)) != len(names):
             raise DeviceError(f"a meta device of {names}: expected one or more devices of different names")
+        kinds = {device.kind for device in devices}
+        if len(kinds) > 1:
+            raise DeviceError(
+                f"the devices {', '.join(names)} are of several kinds; one process computes on CPU devices or on CUDA devices "
+                "(ranks may differ: see `numba-meta launch`)"
+            )
         self.devices = tuple(devices)
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`, of all devices."""
+        return self.devices[0].kind
+
+    @property
+    def alignment(self) -> int:
+        """Bytes at whose multiples tensors begin."""
+        return self.devices[0].alignment
 
     @classmethod
     def open(cls, specs: Sequence[DeviceSpec], n_threads: Sequence[int]) -> MetaDevice:
         """The devices that `parse_devices` read, device j with `n_threads[j]` threads. Takes neither memory nor threads yet."""
         if len(specs) != len(n_threads):
             raise DeviceError(f"{len(specs)} devices with {len(n_threads)} numbers of threads; expected one for each")
-        return cls([CpuDevice(spec, name, n) for spec, name, n in zip(specs, name_devices(specs), n_threads, strict=True)])
+        if {spec.kind for spec in specs} == {"cuda"}:
+            from numba_meta.devices.cuda import open_cuda
+
+            return cls(open_cuda(specs, name_devices(specs)))
+        devices: list[SimpleDevice] = []
+        for spec, name, n in zip(specs, name_devices(specs), n_threads, strict=True):
+            if spec.kind != "cpu":
+                raise DeviceError(f"{name} beside CPU devices; one process computes on CPU devices or on CUDA devices")
+            devices.append(CpuDevice(spec, name, n))
+        return cls(devices)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,7 +117,7 @@ class MetaDevice(Sequence[CpuDevice]):
         """
         if len(n_bytes) != len(self.devices):
             raise DeviceError(f"{label} for {len(n_bytes)} devices on a meta device of {len(self.devices)}; expected one size for each")
-        pieces: list[CpuBuffer] = []
+        pieces: list[Buffer] = []
         try:
             for device, size in zip(self.devices, n_bytes, strict=True):
                 pieces.append(device.allocate(size, label, sparse))
@@ -97,12 +128,30 @@ class MetaDevice(Sequence[CpuDevice]):
         return MetaBuffer(tuple(pieces))
 
     def compute_streams(self) -> list[CpuStream]:
-        """A compute stream on every device, for one `CpuStep`: its caller is the first thread of the first device."""
-        return [device.stream(caller_joins=index == 0) for index, device in enumerate(self.devices)]
+        """A compute stream on every CPU device, for one `CpuStep`: its caller is the first thread of the first device."""
+        cpus = [device for device in self.devices if isinstance(device, CpuDevice)]
+        return [device.stream(caller_joins=index == 0) for index, device in enumerate(cpus)]
+
+    def host_memory(self, n_bytes: int, pinned: bool) -> HostMemory | PinnedMemory:
+        """Zeroed memory of the host for what devices copy from; `pinned` is a wish: what came of it, `is_pinned` of the result says."""
+        from numba_meta.devices.host_memory import HostMemory
+
+        if pinned and self.kind == "cuda":
+            try:
+                return self.devices[0].pinned(n_bytes)  # type: ignore[attr-defined, no-any-return]
+            except DeviceError:
+                pinned = False
+        return HostMemory(n_bytes, pinned)
+
+    def compile(self, kernels: Iterable[Any]) -> None:
+        """Compiles kernels of these devices' kind, or loads them from the cache of kernels."""
+        for kernel in kernels:
+            for device in self.devices:
+                device.compile(kernel)
 
     def memory(self) -> tuple[DeviceMemory, ...]:
         """What each device holds, as data."""
-        return tuple(DeviceMemory(d.name, d.allocated_bytes, d.peak_bytes, d.memory_limit, d.bytes_by_label()) for d in self.devices)
+        return tuple(DeviceMemory(d.name, d.allocated_bytes, d.peak_bytes, d.memory_limit, dict(d.bytes_by_label())) for d in self.devices)
 
     def close(self) -> None:
         """Ends the threads of all devices, then gives all memory back. Twice is once."""
@@ -115,7 +164,7 @@ class MetaDevice(Sequence[CpuDevice]):
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self.devices[index]
 
-    def __iter__(self) -> Iterator[CpuDevice]:
+    def __iter__(self) -> Iterator[SimpleDevice]:
         return iter(self.devices)
 
     def __enter__(self) -> MetaDevice:

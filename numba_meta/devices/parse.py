@@ -47,14 +47,14 @@ def _parse_one(text: str) -> DeviceSpec:
     name, _, options = text.partition("?")
     match = re.fullmatch(r"([a-z]+)(?::([0-9]{1,6}))?", name)
     if match is None or match[1] not in ("cpu", "cuda"):
-        raise UsageError(f"unknown device {text!r}; expected cpu:N, with options as in cpu:0?mem=2G, several separated by commas")
-    if match[1] == "cuda":
-        raise UsageError(f"device {text!r}: CUDA devices are not supported yet; use cpu:N")
+        raise UsageError(f"unknown device {text!r}; expected cpu:N or cuda:N, with options as in cpu:0?mem=2G, several separated by commas")
     given: dict[str, Any] = {}
     for option in filter(None, options.split("&")):
         key, _, value = option.partition("=")
         if key not in _OPTIONS:
             raise UsageError(f"device {text!r}: unknown option {key!r}; known are {', '.join(_OPTIONS)} (as in {name}?link=5.3&mem=2G)")
+        if match[1] == "cuda" and key not in _CUDA_OPTIONS:
+            raise UsageError(f"device {text!r}: {key} is for simulated CPU devices; a CUDA device takes {' and '.join(_CUDA_OPTIONS)}")
         field, parse = _OPTIONS[key]
         if field in given:
             raise UsageError(f"device {text!r}: {key} is given twice; give one value")
@@ -86,7 +86,7 @@ def parse_link(text: str, what: str) -> int:
     match = re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text.strip(), re.ASCII)
     speed = int(Fraction(text.strip()) * 10**9) if match else 0
     if not 10**3 <= speed <= 10**15:
-        raise UsageError(f"{what}={text!r} is not a speed; expected GB/s above 0, as in link=5.3")
+        raise UsageError(f"{what}={text!r} is not a speed; expected 0.000001 to 1000000 GB/s, as in link=5.3")
     return speed
 
 
@@ -113,3 +113,4 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "async": ("has_async_copies", parse_switch),
     "pin": ("can_pin", parse_switch),
 }
+_CUDA_OPTIONS = ("mem", "pin")  # what a GPU may be told to do without, to see what happens then

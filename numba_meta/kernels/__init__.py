@@ -1,0 +1,35 @@
+"""The arithmetic of operations, for each kind of device.
+
+`cpu` and `cuda` hold modules of the same names with kernels of the same names and arguments, so that an operation is lowered once for all
+kinds of devices: `kernel_set("cpu").norm.rms_norm`. What differs is how weights and activations lie in memory (`packed`), and how a kernel
+is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+
+class KernelSet:
+    """The kernels of one kind of device; an attribute is a module of them, imported at its first use."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __getattr__(self, module: str) -> Any:
+        if module.startswith("_"):
+            raise AttributeError(module)
+        found = importlib.import_module(f"{__name__}.{self.kind}.{module}")
+        setattr(self, module, found)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<kernels of {self.kind} devices>"
+
+
+@functools.cache
+def kernel_set(kind: str) -> KernelSet:
+    """The kernels of `cpu` or `cuda` devices."""
+    return KernelSet(kind)

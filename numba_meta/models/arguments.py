@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from numba_meta.errors import UsageError
 from numba_meta.models.sampling import SamplingOptions
 
 
-def token_ids(prompt: Sequence[int]) -> list[int]:
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """A plain integer from `least` to `most`; numpy's are welcome, True and fractions are not."""
+    number = integer(name, value)
+    if least <= number and (most is None or number <= most):
+        return number
+    expected = f"from {least} to {most}" if most is not None else f"of {least} or more"
+    raise UsageError(f"{name} {value!r:.60} is impossible; expected a whole number {expected}")
+
+
+def integer(name: str, value: Any) -> int:
+    """A plain integer, whatever it is; numpy's are welcome, True and fractions are not."""
+    if not isinstance(value, numbers.Integral) or value is True or value is False:
+        raise UsageError(f"{name} {value!r:.60} is impossible; expected a whole number")
+    return int(value)
+
+
+def switch(name: str, value: object) -> bool:
+    """True or False, numpy's too."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise UsageError(f"{name} {value!r:.60} is impossible; expected True or False")
+
+
+def file_path(what: str, value: object) -> Path:
+    """The path of a file; `what` says what for, as in `a state is saved to`."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise UsageError(f"{what} {value!r:.60}; expected the path of a file")
+    if not os.fspath(value) or "\0" in os.fspath(value):
+        raise UsageError(f"{what} {os.fspath(value)!r:.60}, which is no path; expected the path of a file")
+    return Path(value)
+
+
+def token_ids(ids: object, what: str = "the prompt") -> list[int]:
     """Token ids as plain integers; numpy's are welcome, text as bytes and fractions are not."""
     try:
-        if isinstance(prompt, (bytes, bytearray)):
+        if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
             raise TypeError
-        return [operator.index(i) for i in prompt]
+        return [operator.index(i) for i in ids]
     except TypeError:
-        raise UsageError(f"the prompt is {type(prompt).__name__} {str(prompt)[:40]!r}; expected text or a sequence of token ids") from None
+        raise UsageError(f"{what} is {type(ids).__name__} {str(ids)[:40]!r}; expected text or a sequence of token ids") from None
+
+
+def listed_prompts(prompts: object) -> list[Any]:
+    """The prompts of a list, each still to be read."""
+    if isinstance(prompts, (str, bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable):
+        raise UsageError(f"the prompts are {type(prompts).__name__} {str(prompts)[:40]!r}; expected a list of texts or of token ids")
+    return list(prompts)
 
 
 def sampling_options(sampling: dict[str, Any]) -> SamplingOptions:
@@ -31,9 +75,9 @@ def sampling_options(sampling: dict[str, Any]) -> SamplingOptions:
 
 def stop_texts(stop: str | Sequence[str]) -> list[str]:
     stops: list[Any] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
-    wrong = next((text for text in stops if not isinstance(text, str) or not text), None)
-    if wrong is not None:
-        raise UsageError(f"a stop text is {wrong!r}; expected a text of at least one character")
+    wrong = [text for text in stops if not isinstance(text, str) or not text]
+    if wrong:
+        raise UsageError(f"a stop text is {wrong[0]!r:.60}; expected a text of at least one character")
     return stops
 
 

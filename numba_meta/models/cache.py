@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from numba_meta.models.arguments import integer
 from numba_meta.models.cache_operations import CacheOperations
 
 
@@ -14,37 +15,38 @@ class Cache:
     sequence 0 holds. Raises `UsageError` for a sequence or position that is not there; then nothing has changed.
     """
 
-    def __init__(self, operations: CacheOperations, begin_use: Callable[[], None]) -> None:
+    def __init__(self, operations: CacheOperations, check_open: Callable[[], None], begin_use: Callable[[], None]) -> None:
         self._operations = operations
+        self._check_open = check_open
         self._begin_use = begin_use
 
     def length(self, sequence: int = 0) -> int:
         """Positions of a sequence: where its next token goes."""
-        self._operations.check_sequence(sequence)
-        return self._operations.cells.length(sequence)
+        return self._operations.cells.length(self._sequence(sequence))
 
     def tokens(self, sequence: int = 0) -> list[int]:
         """The token id at every position of a sequence; -1 where it was removed."""
-        self._operations.check_sequence(sequence)
-        return list(self._operations.cells.tokens(sequence))
+        return list(self._operations.cells.tokens(self._sequence(sequence)))
 
     def clear(self, sequence: int | None = None) -> None:
         """Forgets a sequence, or all."""
+        self._check_open()
+        self._operations.clear(None if sequence is None else self._sequence(sequence))
         self._begin_use()
-        self._operations.clear(sequence)
 
     def remove(self, sequence: int, start: int, stop: int | None = None) -> None:
         """Forgets the positions start..stop (None: the end) of a sequence. What comes behind them stays; nothing attends to the hole.
 
         A sliding window cannot go back to what it has overwritten: an end that would need that is a `UsageError`.
         """
-        self._begin_use()
+        sequence, start, stop = self._sequence(sequence), integer("start", start), None if stop is None else integer("stop", stop)
         self._operations.remove(sequence, start, stop)
+        self._begin_use()
 
     def copy(self, source: int, destination: int) -> None:
         """Makes `destination` equal to `source`, with cells of its own. Raises `ContextFullError` where there is no room."""
+        self._operations.copy(self._sequence(source), self._sequence(destination))
         self._begin_use()
-        self._operations.copy(source, destination)
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
         """Keeps the first `keep` tokens, forgets the `drop` behind them, and moves all later ones down by `drop` positions.
@@ -53,5 +55,12 @@ class Cache:
         sight: it is not what the shorter text alone would give. Kept tokens that a sliding window had lost already stay lost for its
         layers.
         """
+        self._operations.shift(self._sequence(sequence), integer("keep", keep), integer("drop", drop))
         self._begin_use()
-        self._operations.shift(sequence, keep, drop)
+
+    def _sequence(self, sequence: int) -> int:
+        """The number of a sequence that is there, in a model that is open."""
+        self._check_open()
+        number = integer("sequence", sequence)
+        self._operations.check_sequence(number)
+        return number

@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from numba_meta.devices.cpu import ALIGNMENT
+from numba_meta.devices.host_memory import HostMemory
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
-from numba_meta.errors import OutOfMemoryError
 from numba_meta.memory.placement import round_up
 from numba_meta.models.kv_cache import CachePlan, plan_cache
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Role, Tensor
 
+if TYPE_CHECKING:
+    from numba_meta.devices.cuda_driver import PinnedMemory
+
 Indices = npt.NDArray[Any]
 RawRows = npt.NDArray[np.uint8]
 
 
-class HostMemory:
-    """Zeroed host memory whose pages are taken as they are filled: `data` uint8 `[n_bytes]`, page-aligned.
-
-    `is_pinned`: whether devices can copy from it while they compute. CPU devices reach all memory; a simulated one may refuse.
-    """
-
-    def __init__(self, n_bytes: int, is_pinned: bool) -> None:
-        self.is_pinned = is_pinned
-        try:
-            self._pages = np.frombuffer(mmap.mmap(-1, max(1, n_bytes)), np.uint8)  # never empty: no bytes have no address
-        except (OSError, OverflowError, ValueError):
-            what = f"a KV cache of {n_bytes} bytes is more than this machine gives"
-            raise OutOfMemoryError(f"the host: {what}; use a smaller context") from None
-        self.data = self._pages[:n_bytes]
-
-    @property
-    def address(self) -> int:
-        return int(self._pages.ctypes.data)
-
-
 @dataclass(frozen=True)
 class _Place:
-    """A cache tensor: in the host whole cells from `host_offset` on; on the devices (None) each its piece of every cell."""
+    """A cache tensor: each device's heads of all cells lie together, in the host at `host_offsets[j]`, or on the device (none of them)."""
 
     leaf: Tensor
     state: SplitState
-    host_offset: int | None = None
+    host_offsets: tuple[int, ...] = ()
 
     @property
     def cell_bytes(self) -> int:
@@ -61,6 +43,10 @@ class _Place:
             return [(0, self.cell_bytes)]
         dtype = self.leaf.dtype
         return [(dtype.row_bytes(start), dtype.row_bytes(stop)) for start, stop in self.state.ranges(device)]
+
+    def piece_bytes(self, device: int) -> int:
+        """Bytes of a cell that a device holds."""
+        return sum(stop - start for start, stop in self.ranges(device))
 
 
 class CacheMemory:
@@ -86,24 +72,32 @@ class CacheMemory:
             self._tables[leaf.name] = (buffer, leaf)
             for j, addresses in enumerate(self._addresses):
                 addresses[leaf.name] = buffer.addresses[j]
-        self.host: HostMemory | None = None
+        self.host: HostMemory | PinnedMemory | None = None
         if hosted:
-            self._place_hosted(hosted, state_of, is_pinned)
+            self._place_hosted(device, hosted, state_of, is_pinned)
 
-    def _place_hosted(self, leaves: Sequence[Tensor], state_of: Callable[[Tensor], SplitState], is_pinned: bool) -> None:
-        """Whole cells in host memory; a device's address is that of its heads in the first cell."""
-        offsets, end = {}, 0
+    def _place_hosted(
+        self, device: MetaDevice, leaves: Sequence[Tensor], state_of: Callable[[Tensor], SplitState], is_pinned: bool
+    ) -> None:
+        """Host memory for caches: all cells of a device's heads together, so that any range of cells is one run of bytes.
+
+        Where all devices hold the same, it is there once.
+        """
+        end = 0
         for leaf in leaves:
-            offsets[leaf.name] = end
-            end = round_up(end + leaf.n_bytes, ALIGNMENT)
-        self.host = HostMemory(end, is_pinned)
-        self._places |= {leaf.name: _Place(leaf, state_of(leaf), offsets[leaf.name]) for leaf in leaves}
-        for j, addresses in enumerate(self._addresses):
-            for leaf in leaves:
-                state = state_of(leaf)
-                ranges = state.ranges(j) if state.is_split else ()
-                start = leaf.dtype.row_bytes(ranges[0][0]) if ranges else 0
-                addresses[leaf.name] = self.host.address + offsets[leaf.name] + start
+            place = _Place(leaf, state_of(leaf))
+            offsets = []
+            for j in range(len(device)):
+                if j == 0 or place.state.is_split:
+                    offsets.append(end)
+                    end = round_up(end + leaf.shape[1] * place.piece_bytes(j), ALIGNMENT)
+                else:
+                    offsets.append(offsets[0])
+            self._places[leaf.name] = replace(place, host_offsets=tuple(offsets))
+        self.host = device.host_memory(end, is_pinned)
+        for leaf in leaves:
+            for addresses, offset in zip(self._addresses, self._places[leaf.name].host_offsets, strict=True):
+                addresses[leaf.name] = self.host.address + offset
 
     def address(self, device: int, name: str) -> int:
         """Where a device finds a cache tensor or table."""
@@ -116,40 +110,38 @@ class CacheMemory:
         return self._places[name].cell_bytes
 
     def read_cells(self, name: str, cells: Indices) -> RawRows:
-        """Cells of a cache tensor, uint8 `[len(cells), cell_bytes]`, put together from the devices that hold their heads."""
+        """Cells of a cache tensor, uint8 `[len(cells), cell_bytes]`, put together from where each device's heads lie."""
         place = self._places[name]
-        if place.host_offset is not None:
-            return self._host_rows(place)[cells]
         out = np.empty((len(cells), place.cell_bytes), np.uint8)
         for device in range(len(self._addresses) if place.state.is_split else 1):
-            piece, at = self._piece_rows(place, device)[cells], 0
+            memory, at, first, n = self._span(place, device, cells)
+            piece, column = memory.read(at, n * place.piece_bytes(device)).reshape(n, place.piece_bytes(device))[cells - first], 0
             for start, stop in place.ranges(device):
-                out[:, start:stop] = piece[:, at : at + stop - start]
-                at += stop - start
+                out[:, start:stop] = piece[:, column : column + stop - start]
+                column += stop - start
         return out
 
     def write_cells(self, name: str, cells: Indices, rows: RawRows) -> None:
-        """Writes whole cells, uint8 `[len(cells), cell_bytes]`, to every device that holds a part of them, or to the host."""
+        """Writes whole cells, uint8 `[len(cells), cell_bytes]`, wherever a part of them lies."""
         place = self._places[name]
-        if place.host_offset is not None:
-            self._host_rows(place)[cells] = rows
-            return
-        for device in range(len(self._addresses)):
+        is_once = place.host_offsets and not place.state.is_split  # mirrored, in the host
+        for device in range(1 if is_once else len(self._addresses)):
             ranges = place.ranges(device)
-            if ranges:
-                self._piece_rows(place, device)[cells] = np.concatenate([rows[:, start:stop] for start, stop in ranges], axis=1)
+            if ranges and len(cells):
+                memory, at, first, n = self._span(place, device, cells)
+                with memory.edit(at, n * place.piece_bytes(device)) as held:
+                    part = np.concatenate([rows[:, start:stop] for start, stop in ranges], axis=1)
+                    held.reshape(n, place.piece_bytes(device))[cells - first] = part
 
-    def _host_rows(self, place: _Place) -> RawRows:
-        """All cells in the host: a view `[n_cells, cell_bytes]`."""
-        assert self.host is not None and place.host_offset is not None
-        n_cells = place.leaf.shape[1]
-        return self.host.data[place.host_offset : place.host_offset + n_cells * place.cell_bytes].reshape(n_cells, place.cell_bytes)
-
-    def _piece_rows(self, place: _Place, device: int) -> RawRows:
-        """A device's pieces of all cells: a view `[n_cells, bytes of the piece]`."""
-        n_cells, n_bytes = place.leaf.shape[1], sum(stop - start for start, stop in place.ranges(device))
-        start = self.plan.offset(place.leaf.name, device)
-        return self._resident.pieces[device].data[start : start + n_cells * n_bytes].reshape(n_cells, n_bytes)
+    def _span(self, place: _Place, device: int, cells: Indices) -> tuple[Any, int, int, int]:
+        """From the first to the last of some cells: (the memory that holds a device's heads, where they begin, first cell, how many)."""
+        first, last = (int(cells.min()), int(cells.max())) if len(cells) else (0, -1)
+        if place.host_offsets:
+            memory: Any = self.host
+            start = place.host_offsets[device]
+        else:
+            memory, start = self._resident.pieces[device], self.plan.offset(place.leaf.name, device)
+        return memory, start + first * place.piece_bytes(device), first, last + 1 - first
 
     # ---- tables ------------------------------------------------------------------------------------------------------------------------
 
@@ -161,5 +153,5 @@ class CacheMemory:
         """Sets the cells of positions 0.. of a sequence, on every device."""
         buffer, leaf = self._tables[table]
         for piece in buffer.pieces:
-            rows = piece.data.view(np.int32).reshape(leaf.shape[1], leaf.shape[0])
-            rows[sequence, : len(cells)] = cells
+            with piece.edit(4 * sequence * leaf.shape[0], 4 * len(cells), keep=False) as row:
+                row.view(np.int32)[:] = cells

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.dtypes import DType
-from numba_meta.errors import ContextFullError, UsageError
+from numba_meta.errors import ContextFullError, UsageError, counted
 from numba_meta.graph import Graph
 from numba_meta.models.cache_memory import CacheMemory
 from numba_meta.models.kv_cache import CellPairs, Cells, Moves
@@ -110,7 +110,8 @@ def choose_shift(length: int, keep: int) -> tuple[int, int]:
     """
     keep = min(keep, length)
     if keep >= length:
-        raise ContextFullError(f"the context is full with {length} tokens and all of them are kept; keep fewer or use a larger --ctx-size")
+        full = f"the context is full with {counted(length, 'token')}"
+        raise ContextFullError(f"{full} and all of them are kept; keep fewer or use a larger --ctx-size")
     return keep, max(1, (length - keep) // 2)
 
 
@@ -163,7 +164,7 @@ class CacheOperations:
         length = self.cells.length(sequence)
         if keep < 0 or drop < 0 or keep + drop > length:
             wanted = f"expected 0 or more, {length} in all at most"
-            raise UsageError(f"sequence {sequence} has {length} tokens: {keep} cannot be kept and {drop} dropped; {wanted}")
+            raise UsageError(f"sequence {sequence} has {counted(length, 'token')}: {keep} cannot be kept and {drop} dropped; {wanted}")
         moves = self.cells.shift(sequence, keep, drop)
         self._move_all(moves, -drop)
         self.write_tables([sequence])

@@ -19,6 +19,7 @@ from numba_meta.models.cache_operations import CacheOperations, find_cache_layer
 from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
 from numba_meta.models.ranks import RankGroup, leaf_of_devices
 from numba_meta.models.recordings import SMALL_ROWS, Capacity, Logits, Recorder, Recording
+from numba_meta.models.step_shape import batch_shape, leaf_state
 from numba_meta.models.transport import HostCacheOptions, Transport
 from numba_meta.models.weights import WeightPlan
 from numba_meta.models.windows import Window, WindowLayout, choose_window_shape, full_window, tight_window_shape
@@ -28,7 +29,6 @@ from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.trace import StepTrace
 from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.policy import CutPlan
-from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Role, Tensor
 
 
@@ -69,7 +69,7 @@ class Context:
         self._devices = group.ranks.own if group else range(len(device))  # among those of all ranks
         self._agreed: dict[Capacity, _Agreed] = {}
         self._deterministic = deterministic
-        self._cuts = cuts
+        self._leaf_state = leaf_state(cuts)
         self.weight_plan, self._weights = weights
         self._cache_types = cache_types
         self.device = device
@@ -80,19 +80,20 @@ class Context:
         self._closed = False
         self.traces: deque[StepTrace] | None = None  # of the steps to come; None: nothing is noted
         self._host_cache = host_cache
-        is_pinned = host_cache is not None and host_cache.pinned and all(d.spec.can_pin for d in device.devices)
-        if host_cache is not None and host_cache.pinned and not is_pinned:
-            names = ", ".join(d.name for d in device.devices if not d.spec.can_pin)
-            told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
-            warnings.warn(told, NumbaMetaWarning, stacklevel=2)
-        self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned, self._devices)
-        self._recorder = Recorder(device, self.transport, self._persistent_address, exact, group.ranks if group else None)
         kinds = (False, True) if shape.n_window_cells else (False,)
         self._layouts = {local: WindowLayout(self.cells, local) for local in kinds} if host_cache else {}
         graph = self._split(Capacity(1, 1), self._window_shapes({}, {})).graph
         self._n_vocab = graph.outputs[0].shape[0]
         own = [leaf_of_devices(leaf, self._leaf_state(leaf), self._devices) for leaf in graph.leaves if leaf.role is not Role.WEIGHT]
-        self._memory = CacheMemory(device, own, lambda leaf: self._leaf_state(leaf).of_devices(self._devices), is_pinned)
+        may_pin = host_cache is not None and host_cache.pinned and all(d.spec.can_pin for d in device.devices)
+        self._memory = CacheMemory(device, own, lambda leaf: self._leaf_state(leaf).of_devices(self._devices), may_pin)
+        is_pinned = may_pin and (self._memory.host is None or self._memory.host.is_pinned)
+        if host_cache is not None and host_cache.pinned and not is_pinned:
+            names = ", ".join(d.name for d in device.devices if may_pin or not d.spec.can_pin)
+            told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
+            warnings.warn(told, NumbaMetaWarning, stacklevel=2)
+        self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned, self._devices)
+        self._recorder = Recorder(device, self.transport, self._persistent_address, exact, group.ranks if group else None)
         self.cache = CacheOperations(self.cells, self._memory, find_cache_layers(graph), self._layouts.values())
 
     @property
@@ -109,8 +110,8 @@ class Context:
         """Compiles the kernels of these steps, or loads them from the cache of kernels. Takes no memory of the devices."""
         for n_rows in (self.ubatch_size, 1):
             for device in self.plan(self.capacity_for(n_rows, 1)).devices:
-                for kernel in {call.kernel for call in (*device.calls, *device.transfer_calls) if call.kernel is not None}:
-                    _ = kernel.address
+                kernels = {call.kernel for call in (*device.calls, *device.transfer_calls) if call.kernel is not None}
+                self.device.compile(kernels)
 
     def prepare(self) -> None:
         """Records the steps that every generation needs: one token, and a prompt. Takes their memory and compiles their kernels now."""
@@ -320,34 +321,13 @@ class Context:
         return self._recorder.plan(self._split(capacity, self._window_shapes({}, {})))
 
     def _split(self, capacity: Capacity, windows: Mapping[bool, WindowShape]) -> SplitGraph:
-        shape = self.shape
-        batch = BatchShape(
-            n_rows=capacity.n_rows,
-            n_outputs=capacity.n_outputs,
-            n_sequences=shape.n_sequences,
-            n_positions=shape.n_positions,
-            n_cells=shape.n_stored_cells,
-            n_window_cells=shape.n_window_cells * shape.n_sequences,
-            cache_type_k=self._cache_types[0],
-            cache_type_v=self._cache_types[1],
-            n_device_layers=self._host_cache.n_device_layers if self._host_cache else None,
-            windows=windows,
-        )
+        batch = batch_shape(self.shape, self._cache_types, self._host_cache, capacity.n_rows, capacity.n_outputs, windows)
         return infer_splits(self._build(batch), self._leaf_state, self._n_devices, may_gather=lambda _: self._deterministic)
 
     @property
     def _n_devices(self) -> int:
         """Devices of all ranks."""
         return self.group.ranks.n_devices if self.group else len(self.device)
-
-    def _leaf_state(self, leaf: Tensor) -> SplitState:
-        if leaf.role is Role.WEIGHT:
-            return self._cuts.weight(leaf.name)
-        kind, _, layer = leaf.name.partition(".")
-        if kind in ("cache_k", "cache_v"):
-            state: SplitState = getattr(self._cuts.layers[int(layer)], kind)
-            return state
-        return MIRRORED
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 

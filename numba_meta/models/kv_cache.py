@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.dtypes import DType
-from numba_meta.errors import ContextFullError, UsageError
+from numba_meta.errors import ContextFullError, UsageError, counted
 from numba_meta.memory.placement import Binding, Entry, Placement, bind_all, place_by_share, round_up
 from numba_meta.split.state import SplitState
 
@@ -42,6 +42,13 @@ class CacheShape:
         """Cells of memory of all streams."""
         return self.n_stream_cells * (1 if self.unified else self.n_sequences)
 
+    @property
+    def room(self) -> str:
+        """What a sequence has room in, for messages."""
+        if self.unified or self.n_sequences == 1:
+            return "the context"
+        return f"a sequence's part of the context (-no-kvu divides it by {self.n_sequences})"
+
 
 def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, ubatch_size: int, on_host: bool = False) -> CacheShape:
     """The cells of a context of `ctx_size` tokens over `parallel` sequences.
@@ -51,7 +58,10 @@ def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, u
     """
     n_positions = ctx_size if unified else ctx_size // parallel
     if n_positions < 1:
-        raise UsageError(f"a context of {ctx_size} tokens over {parallel} sequences leaves none for each; use a larger --ctx-size")
+        raise UsageError(
+            f"a context of {counted(ctx_size, 'token')} that -no-kvu divides over {parallel} sequences leaves none for each; "
+            f"use a --ctx-size of {parallel} or more, or let sequences share it (-kvu)"
+        )
     n_window = min(round_up(window + ubatch_size, 256), round_up(n_positions, 256)) if window else 0
     n_cells = n_positions if unified else n_positions * parallel
     return CacheShape(parallel, n_positions, n_cells, window, n_window, unified, round_up(n_positions, 256) if on_host else n_positions)
@@ -159,9 +169,10 @@ class Cells:
         """Cells for the next tokens of a sequence: (cells, window cells). Raises `ContextFullError`; then nothing is taken."""
         start, room = self.length(sequence), self.room(sequence)
         if n_tokens > room:
+            do = "does" if n_tokens == 1 else "do"
             raise ContextFullError(
-                f"{n_tokens} more tokens do not fit the context: {start} are in sequence {sequence}, room for {room} is left; "
-                "use a larger --ctx-size"
+                f"{counted(n_tokens, 'more token')} {do} not fit {self.shape.room}: {start} are in sequence {sequence}, "
+                f"room for {room} is left; use a larger --ctx-size"
             )
         cells = self._take_cells(sequence, range(start, start + n_tokens))
         self._held[sequence] += cells
@@ -175,7 +186,7 @@ class Cells:
         length = self.length(sequence)
         if n_tokens and n_tokens < min(length, self._shortest[sequence]):
             raise UsageError(
-                f"sequence {sequence} cannot go back from {length} to {n_tokens} tokens: its sliding window keeps "
+                f"sequence {sequence} cannot go back from {length} to {counted(n_tokens, 'token')}: its sliding window keeps "
                 f"{length - self._shortest[sequence]} more; clear it instead"
             )
         held = self._held[sequence]
@@ -236,7 +247,7 @@ class Cells:
         spare = self._pool.n_free + sum(cell != NO_CELL for cell in self._held[destination])
         if self.shape.unified and len(positions) > spare:
             raise ContextFullError(
-                f"a copy of sequence {source} needs {len(positions)} cells, {spare} are free for sequence {destination}; "
+                f"a copy of sequence {source} needs {counted(len(positions), 'cell')}, {spare} are free for sequence {destination}; "
                 "use a larger --ctx-size"
             )
         self._fill(destination, self.state(source))
@@ -249,15 +260,15 @@ class Cells:
         """Forgets all sequences and makes these, without rows. Where they do not fit, an error says so and nothing has changed."""
         shape = self.shape
         if states and max(states) >= shape.n_sequences:
-            where = f"a context of {shape.n_sequences} sequences"
+            where = f"a context of {counted(shape.n_sequences, 'sequence')}"
             raise ContextFullError(f"sequence {max(states)} does not fit {where}; use a larger --parallel")
         longest = max((len(state.is_held) for state in states.values()), default=0)
         if longest > shape.n_positions:
             where = f"the {shape.n_positions} of the context"
-            raise ContextFullError(f"a sequence of {longest} tokens does not fit {where}; use a larger --ctx-size")
+            raise ContextFullError(f"a sequence of {counted(longest, 'token')} does not fit {where}; use a larger --ctx-size")
         n_cells = sum(sum(state.is_held) for state in states.values())
         if n_cells > shape.n_cells:
-            raise ContextFullError(f"{n_cells} tokens do not fit the {shape.n_cells} cells of the context; use a larger --ctx-size")
+            raise ContextFullError(f"{n_cells} tokens in all do not fit the {shape.n_cells} cells of the context; use a larger --ctx-size")
         self.clear()
         for sequence, state in states.items():
             self._fill(sequence, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_meta.devices.meta import MetaDevice
-from numba_meta.errors import ModelFileError
+from numba_meta.errors import ModelFileError, NumbaMetaWarning
 from numba_meta.graph import Graph
 from numba_meta.models import gemma3, llama
 from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.config import ModelConfig, read_config
 from numba_meta.models.context import Context
 from numba_meta.models.gguf import GGUFFile, read_gguf
-from numba_meta.models.load_plan import LoadOptions, LoadPlan, plan_load
+from numba_meta.models.load_plan import LoadOptions, LoadPlan, beyond_training, check_call, plan_load
 from numba_meta.models.model import Model
 from numba_meta.models.pull import resolve_model
 from numba_meta.models.ranks import RankGroup
@@ -46,12 +47,12 @@ def load(
     exact: bool = False,
     threads: int | None = None,
     kv: str = "device",
-    kv_pipeline_depth: int = 1,
-    kv_pipeline_budget: int = 128,
-    kv_pipeline_headroom: int = 512,
-    kv_ring_by_share: bool = True,
-    kv_gpu_layers: int = 0,
-    kv_cpu_pinned: bool = True,
+    kv_pipeline_depth: int | None = None,
+    kv_pipeline_budget: int | None = None,
+    kv_pipeline_headroom: int | None = None,
+    kv_ring_by_share: bool | None = None,
+    kv_gpu_layers: int | None = None,
+    kv_cpu_pinned: bool | None = None,
     deterministic: bool = False,
     progress: Progress | None = None,
     ranks: RankLaunch | None = None,
@@ -68,15 +69,17 @@ def load(
     parallel: sequences at once; kv_unified: they share all cells, else each has its part.
     exact: float32 activations. threads: over all devices of a process; None: the cores that it may use,
     shared with the other ranks there.
-    kv: where the cache lies, `device` or `host`; from the host it is delivered layer by layer.
-    kv_gpu_layers: first layers whose cache stays on the devices all the same. kv_cpu_pinned: pinned memory; else deliveries are ordered.
-    kv_pipeline_depth: deliveries go so many splits ahead, 0: in order, through a ring of at most kv_pipeline_budget MiB a device (0: no
-    cap) that leaves kv_pipeline_headroom MiB free; kv_ring_by_share=False: every device holds whole slots.
+    kv: where the cache lies, `device` or `host`; from the host it is delivered layer by layer. What follows belongs to `host` alone:
+    kv_gpu_layers (0): first layers whose cache stays on the devices all the same. kv_cpu_pinned=False: deliveries are ordered.
+    kv_pipeline_depth (1): deliveries go so many splits ahead, 0: in order, through a ring of at most kv_pipeline_budget (128) MiB a
+    device, 0: no cap, that leaves kv_pipeline_headroom (512) MiB free; kv_ring_by_share=False: every device holds whole slots.
     deterministic: no sum crosses devices: any number of devices and any batch give the same bits, at the price of more gathers.
     progress(what, done, total): told about long work.
 
-    Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError` where a device has no room.
+    Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError` where a device has no room. Warns
+    (`NumbaMetaWarning`) for a context longer than what the model was trained with.
     """
+    check_call(name_or_path, progress, ranks)
     options = LoadOptions(
         devices,
         tensor_split,
@@ -143,7 +146,11 @@ def load_context(
     build, leaves = graph_builder(file, config, plan)
     device = MetaDevice.open(plan.specs, plan.n_threads)
     weight_leaves = [leaf for leaf in leaves if leaf.role is Role.WEIGHT]
-    weight_plan = plan_weights(weight_leaves, plan.cuts.weights, len(device), group.ranks.own if group else None)
+    own = group.ranks.own if group else None
+    weight_plan = plan_weights(weight_leaves, plan.cuts.weights, len(device), own, device.kind, device.alignment)
+
+    if (warning := beyond_training(config, plan.cache_shape)) and (group is None or group.ranks.rank == 0):
+        warnings.warn(warning, NumbaMetaWarning, stacklevel=3)
 
     def report(done: int, total: int) -> None:
         if progress:
@@ -186,7 +193,7 @@ def tensor_facts(file: GGUFFile) -> dict[str, TensorFacts]:
 @contextmanager
 def _told_of_compiling(progress: Progress | None) -> Iterator[None]:
     """Passes on what is compiled: slow, and only once on a machine."""
-    from numba_meta.kernels.cpu.kernel import on_compile
+    from numba_meta.kernels.code_cache import on_compile
 
     n_compiled = 0
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from numba_meta import dtypes
 from numba_meta.devices.parse import DeviceSpec
 from numba_meta.dtypes import DType
-from numba_meta.errors import UsageError
+from numba_meta.errors import UsageError, counted
+from numba_meta.models.arguments import file_path
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.kv_cache import CacheShape, plan_cache_shape
 from numba_meta.models.ranks import parse_rank_devices
@@ -20,10 +22,12 @@ from numba_meta.split.cut import parse_tensor_split
 from numba_meta.split.policy import CutPlan, plan_cuts
 from numba_meta.split.rules import TensorFacts
 
+Chosen = TypeVar("Chosen", int, bool)
+
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What a user may choose; see `numba_meta.load`."""
+    """What a user may choose; see `numba_meta.load`. None: the usual; what says how a cache in host memory travels belongs to one alone."""
 
     devices: str | Sequence[str] = "cpu:0"
     tensor_split: str | Sequence[float] | None = None
@@ -36,12 +40,12 @@ class LoadOptions:
     exact: bool = False
     threads: int | None = None
     kv: str = "device"
-    kv_pipeline_depth: int = 1
-    kv_pipeline_budget: int = 128
-    kv_pipeline_headroom: int = 512
-    kv_ring_by_share: bool = True
-    kv_gpu_layers: int = 0
-    kv_cpu_pinned: bool = True
+    kv_pipeline_depth: int | None = None
+    kv_pipeline_budget: int | None = None
+    kv_pipeline_headroom: int | None = None
+    kv_ring_by_share: bool | None = None
+    kv_gpu_layers: int | None = None
+    kv_cpu_pinned: bool | None = None
     deterministic: bool = False
 
 
@@ -64,18 +68,40 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     by_rank = parse_rank_devices(options.devices, n_ranks)
     specs, rank_devices = by_rank[rank], device_ranges([len(each) for each in by_rank])
     for spec in specs:
-        if spec.index:
+        if spec.kind == "cpu" and spec.index:
             raise UsageError(f"device {spec.name} is not there: this machine's CPU is cpu:0; name it several times for several devices")
     cache_types = (
         choose_cache_type("cache_type_k", options.cache_type_k, config, options.exact),
         choose_cache_type("cache_type_v", options.cache_type_v, config, options.exact),
     )
     ctx_size = options.ctx_size or config.context_length
-    host_cache = choose_host_cache(options)
+    host_cache = choose_host_cache(options, config.shape.n_layer)
     shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size, host_cache is not None)
     proportions = parse_tensor_split(options.tensor_split, rank_devices[-1].stop)
     cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types, options.deterministic)
     return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types, host_cache, rank_devices)
+
+
+def check_call(name_or_path: object, progress: object, ranks: object) -> None:
+    """Raises `UsageError` for arguments of `numba_meta.load` that are no options and of a type that cannot be."""
+    file_path("a model is loaded from", name_or_path)
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress {progress!r:.60} is impossible; expected a function of (what, done, total), or None")
+    if ranks is not None and not (hasattr(ranks, "size") and hasattr(ranks, "world")):
+        raise UsageError(f"ranks {ranks!r:.60} is impossible; expected what numba_meta.comm.failure.ranks() gives, or None")
+
+
+def beyond_training(config: ModelConfig, shape: CacheShape) -> str | None:
+    """A line where the context holds more than the model was trained with, for each of its sequences; None where it does not."""
+    n_sharing, trained = shape.n_sequences if shape.unified else 1, config.context_length
+    if shape.n_positions <= n_sharing * trained:
+        return None
+    most = trained * shape.n_sequences
+    return (
+        f"a context of {shape.n_cells} tokens is longer than what the model was trained with ({trained}"
+        + (f" for each of {shape.n_sequences} sequences" if shape.n_sequences > 1 else "")
+        + f"): text beyond that will be poor; use a --ctx-size of at most {most}"
+    )
 
 
 _NUMBERS = {
@@ -90,36 +116,58 @@ _NUMBERS = {
 }
 
 
+_HOST_CACHE = ("kv_pipeline_depth", "kv_pipeline_budget", "kv_pipeline_headroom", "kv_ring_by_share", "kv_gpu_layers", "kv_cpu_pinned")
+_MAY_BE_LEFT_OUT = ("ctx_size", "threads", *_HOST_CACHE)
+
+
 def _check_numbers(options: LoadOptions) -> None:
     for name, (least, most) in _NUMBERS.items():
         value = getattr(options, name)
-        if value is None and name in ("ctx_size", "threads"):
+        if value is None and name in _MAY_BE_LEFT_OUT:
             continue
         if type(value) is not int or not least <= value <= most:
-            raise UsageError(f"{name} {value!r} is impossible; expected a whole number from {least} to {most}")
+            raise UsageError(f"{name} {value!r:.60} is impossible; expected a whole number from {least} to {most}")
     for name in ("kv_unified", "exact", "kv_ring_by_share", "kv_cpu_pinned", "deterministic"):
-        if type(getattr(options, name)) is not bool:
-            raise UsageError(f"{name} {getattr(options, name)!r} is impossible; expected True or False")
-    if not isinstance(options.devices, (str, Sequence)):
-        raise UsageError(f"devices {options.devices!r} is impossible; expected names as in 'cpu:0,cpu:0'")
+        value = getattr(options, name)
+        if type(value) is not bool and not (value is None and name in _MAY_BE_LEFT_OUT):
+            raise UsageError(f"{name} {value!r:.60} is impossible; expected True or False")
+    devices = options.devices
+    if not isinstance(devices, str) and not (isinstance(devices, Sequence) and all(isinstance(name, str) for name in devices)):
+        raise UsageError(f"devices {devices!r:.60} is impossible; expected names as in 'cpu:0,cpu:0'")
 
 
-def choose_host_cache(options: LoadOptions) -> HostCacheOptions | None:
-    """How a cache in host memory is transported; None for one on the devices."""
-    if options.kv not in ("device", "host"):
-        raise UsageError(f"kv {options.kv!r} is unknown; expected device or host")
+def choose_host_cache(options: LoadOptions, n_layers: int) -> HostCacheOptions | None:
+    """How a cache in host memory is transported; None for one on the devices, where an option that says how is refused."""
+    if not isinstance(options.kv, str) or options.kv not in ("device", "host"):
+        raise UsageError(f"kv {options.kv!r:.60} is unknown; expected device or host")
+    given = [name for name in _HOST_CACHE if getattr(options, name) is not None]
+    if options.kv == "device":
+        if given:
+            raise UsageError(f"{given[0]} says how a KV cache in host memory is delivered, and this one is on the devices; add kv='host'")
+        return None
+    usual, usual_transport = HostCacheOptions(), TransportOptions()
+    n_device_layers = _chosen(options.kv_gpu_layers, usual.n_device_layers)
+    if n_device_layers > n_layers:
+        raise UsageError(f"kv_gpu_layers {n_device_layers} is impossible: the model has {counted(n_layers, 'layer')}; use 0 to {n_layers}")
     transport = TransportOptions(
-        options.kv_pipeline_depth, options.kv_pipeline_budget, options.kv_pipeline_headroom, options.kv_ring_by_share
+        _chosen(options.kv_pipeline_depth, usual_transport.depth),
+        _chosen(options.kv_pipeline_budget, usual_transport.budget_mib),
+        _chosen(options.kv_pipeline_headroom, usual_transport.headroom_mib),
+        _chosen(options.kv_ring_by_share, usual_transport.by_share),
     )
-    return HostCacheOptions(options.kv_gpu_layers, options.kv_cpu_pinned, transport) if options.kv == "host" else None
+    return HostCacheOptions(n_device_layers, _chosen(options.kv_cpu_pinned, usual.pinned), transport)
+
+
+def _chosen(given: Chosen | None, usual: Chosen) -> Chosen:
+    return usual if given is None else given
 
 
 def choose_cache_type(option: str, name: str | None, config: ModelConfig, exact: bool) -> DType:
     """The type of K or V in the cache: f16, or f32 in exact mode, unless told otherwise."""
     known = {t.name: t for t in dtypes.CACHE_TYPES}
-    dtype = known.get(str(name or ("f32" if exact else "f16")).lower())
+    dtype = known.get(("f32" if exact else "f16") if name is None else str(name).lower())
     if dtype is None:
-        raise UsageError(f"{option} {name} is unknown; use one of {', '.join(known)}")
+        raise UsageError(f"{option} {str(name) or repr(name):.60} is unknown; use one of {', '.join(known)}")
     head_dim = config.shape.head_dim_k if option.endswith("k") else config.shape.head_dim_v
     if head_dim % dtype.block_size:
         raise UsageError(f"{option} {dtype.name} does not fit heads of {head_dim} elements: its blocks have {dtype.block_size}; use f16")

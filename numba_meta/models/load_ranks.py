@@ -15,9 +15,10 @@ from numba_meta.devices.host_memory import available_bytes
 from numba_meta.models.config import ModelConfig, read_config
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, choose_threads, plan_load
-from numba_meta.models.planner import leaf_state, smallest_graph
+from numba_meta.models.planner import smallest_graph
 from numba_meta.models.ranks import RankGroup, check_host_memory, leaf_of_devices
 from numba_meta.models.state_file import identify_model
+from numba_meta.models.step_shape import leaf_state
 from numba_meta.models.weights import plan_weights
 from numba_meta.schedule.ranks import Ranks, ReductionTable
 from numba_meta.split.policy import describe_cuts

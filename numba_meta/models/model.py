@@ -3,63 +3,52 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from numba_meta.errors import ContextFullError, ModelFileError, NumbaMetaError, UsageError
-from numba_meta.models.arguments import sampling_options, stop_texts, token_ids, until_stop
-from numba_meta.models.cache import Cache
+from numba_meta.errors import ContextFullError, ModelFileError, UsageError, counted
+from numba_meta.models.arguments import listed_prompts, sampling_options, stop_texts, switch, token_ids, until_stop, whole_number
 from numba_meta.models.cache_operations import choose_shift
 from numba_meta.models.chat import ChatTemplate
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.context import Context
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.load_plan import LoadOptions, LoadPlan
-from numba_meta.models.plan import DeviceFacts, ModelPlan
+from numba_meta.models.loaded import LoadedModel
 from numba_meta.models.recordings import SMALL_ROWS, Capacity
 from numba_meta.models.sampling import Sampler, SamplingOptions
-from numba_meta.models.state_file import ModelIdentity, identify_model, load_state, save_state
-from numba_meta.models.timelines import Timelines
 from numba_meta.models.timings import Timings
 from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
-from numba_meta.models.transport import Transport
-from numba_meta.split.policy import describe_cuts
 
 Logits = npt.NDArray[np.float32]
 _LOGIT_ROWS = 64  # rows of a step whose logits are all wanted: bounds their memory
 
 
-class Model:
+class Model(LoadedModel):
     """A loaded model. A context manager; `close` gives everything back.
 
     One generation at a time: each call begins from a cleared cache unless it says otherwise.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig, options: LoadOptions, plan: LoadPlan, context: Context) -> None:
-        self.config = config
-        self.context = context
+        super().__init__(file, config, options, plan, context)
         self.timings = Timings()
-        self._file = file
-        self._options = options
-        self._load_plan = plan
-        self._open = True
-        self._lock = threading.RLock()  # held for a step and the reading of its logits, by whichever Python thread asks
-        self._uses = 0  # how often the cache was begun anew: a generation whose cache another call has taken must not go on
 
     # ---- text and ids ------------------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """Built from the file's vocabulary at its first use."""
+        self._check_open()
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
         tokenizer = Tokenizer.from_metadata(self._file.metadata)
         if tokenizer.n_vocab > self.config.shape.n_vocab:
             raise ModelFileError(
@@ -68,18 +57,24 @@ class Model:
             )
         return tokenizer
 
-    @cached_property
+    @property
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template; None for a base model."""
+        self._check_open()
+        return self._chat_template
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate | None:
         return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer)
 
     def tokenize(self, text: str, add_special: bool | None = None, parse_special: bool = False) -> list[int]:
         """Ids of a text. `add_special`: BOS and EOS as the model's file says (None), always or never."""
-        return self.tokenizer.encode(text, add_special, parse_special)
+        wanted = None if add_special is None else switch("add_special", add_special)
+        return self.tokenizer.encode(text, wanted, switch("parse_special", parse_special))
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, without control tokens."""
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(token_ids(ids, "what to detokenize"))
 
     # ---- generation --------------------------------------------------------------------------------------------------------------------
 
@@ -151,10 +146,10 @@ class Model:
         """
         from numba_meta.models.many import generate_many
 
-        all_ids = [self._prompt_ids(prompt) for prompt in prompts]
+        all_ids = [self._prompt_ids(prompt) for prompt in listed_prompts(prompts)]
         options = self._sampling(sampling)
         for ids in all_ids:
-            self._check_room(ids, max_tokens)
+            max_tokens = self._check_room(ids, max_tokens)
         stops, ends = stop_texts(stop), self._ends(ignore_eos)
 
         def is_over(generated: Sequence[int]) -> bool:
@@ -178,11 +173,11 @@ class Model:
         """Ids one by one. The last one is not fed back: nobody reads what would follow. `kept_on_shift` None: no shift."""
         self._check_open()
         sampler, ends = Sampler(self._sampling(sampling)), self._ends(ignore_eos)
-        self._check_room(ids, max_tokens)
+        max_tokens, reuse = self._check_room(ids, max_tokens), switch("reuse_prefix", reuse_prefix)
         begin = time.perf_counter()
         recent = list(ids)
         with self._lock:
-            kept = self._keep_prefix(ids) if reuse_prefix else self._reset()
+            kept = self._keep_prefix(ids) if reuse else self._reset()
             logits = self._feed(ids[kept:])
             token, use = sampler.sample(logits, recent) if max_tokens else -1, self._uses
         start = time.perf_counter()
@@ -225,7 +220,7 @@ class Model:
         self._check_room(checked, 0)
         with self._lock:
             self._reset()
-            if last:
+            if switch("last", last):
                 return self._feed(checked).copy()
             return np.concatenate([rows.copy() for rows in self._feed_all(checked)])
 
@@ -244,12 +239,11 @@ class Model:
         Each chunk begins from a cleared cache, with BOS in place of its first token where the model adds one. Raises `UsageError` for too
         short a text.
         """
-        ids = self.tokenize(text)
-        n_chunks = len(ids) // ctx_size if ctx_size >= 3 else 0
+        ctx_size, ids = whole_number("ctx_size", ctx_size, 3), self.tokenize(text)
+        n_chunks = len(ids) // ctx_size
         if n_chunks == 0:
-            raise UsageError(
-                f"a text of {len(ids)} tokens has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 3"
-            )
+            what = counted(len(ids), "token")
+            raise UsageError(f"a text of {what} has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 3")
         bos = self.tokenizer.bos_id if self.tokenizer.vocabulary.add_bos else None
         total, count, first = 0.0, 0, ctx_size // 2
         with self._lock:
@@ -266,139 +260,7 @@ class Model:
                         count += 1
         return math.exp(total / count)
 
-    # ---- what was decided --------------------------------------------------------------------------------------------------------------
-
-    @property
-    def plan(self) -> ModelPlan:
-        """Cuts, shares, memory and threads as data; a table in a terminal and in a notebook."""
-        from numba_meta.kernels.cpu.isa import detect
-
-        context, plan = self.context, self._load_plan
-        placement, weights = context.cache_plan.placement, context.weight_plan
-        devices = tuple(
-            DeviceFacts(
-                device.name,
-                device.n_threads,
-                weights.n_bytes[j],
-                placement.simple_bytes(j),
-                placement.shares[j],
-                context.workspace_bytes(j),
-            )
-            for j, device in enumerate(context.device)
-        )
-        return ModelPlan(
-            model=self._file.path.name,
-            architecture=self.config.architecture,
-            isa=detect().name.lower().replace("_", " "),
-            exact=self._options.exact,
-            cache_types=(plan.cache_types[0].name, plan.cache_types[1].name),
-            n_cells=plan.cache_shape.n_cells,
-            n_window_cells=plan.cache_shape.n_window_cells,
-            n_sequences=plan.cache_shape.n_sequences,
-            collectives_per_step=context.collectives_per_step,
-            cuts=describe_cuts(plan.cuts),
-            devices=devices,
-            host_cache_bytes=context.host_cache_bytes,
-            n_device_layers=plan.host_cache.n_device_layers if plan.host_cache else None,
-            devices_of_ranks=tuple(map(len, plan.rank_devices)) if context.group else (),
-        )
-
-    # ---- the cache ---------------------------------------------------------------------------------------------------------------------
-
-    @property
-    def cache(self) -> Cache:
-        """The sequences in the cache: their tokens, and clear, remove, copy, shift."""
-        return Cache(self.context.cache, self._begin_use)
-
-    def save_state(self, path: str | Path) -> None:
-        """Writes what the cache holds, all sequences, to a file that any split and place of the cache of this model can load.
-
-        The file is replaced as a whole or not at all. Raises `NumbaMetaError` where it cannot be written.
-        """
-        self._check_open()
-        self._check_alone("save a state")
-        save_state(path, self._identity, self.context.cache)
-
-    def load_state(self, path: str | Path) -> None:
-        """Makes the cache hold what `save_state` wrote; `generate(prompt, reuse_prefix=True)` goes on from there without computing it
-        again.
-
-        Raises `NumbaMetaError` for a damaged file, `UsageError` for one of another model or other cache types, `ContextFullError` where it
-        does not fit; then the cache is as it was.
-        """
-        self._check_open()
-        self._check_alone("load a state")
-        load_state(path, self._identity, self.context.cache)
-        self._uses += 1
-
-    @cached_property
-    def _identity(self) -> ModelIdentity:
-        return identify_model(self._file, self.config.shape.n_layer, self.config.shape.n_vocab)
-
-    def _begin_use(self) -> None:
-        self._check_open()
-        self._uses += 1
-
-    @property
-    def transport(self) -> Transport:
-        """How a host-resident cache reaches the devices: `transport.stats` says what was decided and moved."""
-        return self.context.transport
-
-    @contextmanager
-    def record_timeline(self, n_steps: int = 128) -> Iterator[Timelines]:
-        """Notes what every stream of every device did, and when, in the steps within; keeps the latest `n_steps`.
-
-            with model.record_timeline() as steps:
-                model.generate_ids("Hello", max_tokens=8)
-            steps[-1]  # a schedule.timeline.Timeline; draw it with inspect.draw_timeline
-
-        Costs two looks at the clock per call of a step (some 50 ns), and nothing outside; the times also go into `transport.stats`. Raises
-        `UsageError` for less than one step, and within another recording.
-        """
-        self._check_open()
-        if self.context.traces is not None:
-            raise UsageError("a timeline is being recorded already; end its `with` block first")
-        steps = Timelines(n_steps)
-        self.context.traces = steps.traces
-        try:
-            yield steps
-        finally:
-            self.context.traces = None
-
-    def memory(self) -> dict[str, int]:
-        """Bytes in use on each device."""
-        return {device.name: device.allocated_bytes for device in self.context.device}
-
-    # ---- life --------------------------------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Gives devices' memory and threads back and unmaps the file. Twice is once."""
-        with self._lock:
-            if self._open:
-                self._open = False
-                self.context.close()
-                self._file.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        devices = ", ".join(device.name for device in self.context.device)
-        return f"<Model {self._file.path.name} ({self.config.architecture}) on {devices}>"
-
     # ---- checks ------------------------------------------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise NumbaMetaError("the model was closed; load it again")
-
-    def _check_alone(self, what: str) -> None:
-        if self.context.group is not None:
-            n = self.context.group.launch.size
-            raise UsageError(f"{n} ranks cannot {what} yet: each holds a part of the cache; use one process with several devices")
 
     def _sampling(self, sampling: dict[str, Any]) -> SamplingOptions:
         options, group = sampling_options(sampling), self.context.group
@@ -415,26 +277,26 @@ class Model:
             raise UsageError("the prompt is empty; give at least one token")
         return ids
 
-    def _check_room(self, ids: Sequence[int], max_tokens: int) -> None:
-        if type(max_tokens) is not int or max_tokens < 0:
-            raise UsageError(f"max_tokens {max_tokens!r} is impossible; expected a whole number, 0 or more")
-        room = self.context.shape.n_positions
-        if len(ids) > room:
+    def _check_room(self, ids: Sequence[int], max_tokens: int) -> int:
+        """`max_tokens`, checked, as is whether a prompt fits the context."""
+        shape = self.context.shape
+        if len(ids) > shape.n_positions:
             raise ContextFullError(
-                f"the prompt has {len(ids)} tokens, the context has room for {room}; shorten it or use a larger --ctx-size"
+                f"the prompt has {counted(len(ids), 'token')}, {shape.room} has room for {shape.n_positions}; "
+                "shorten it or use a larger --ctx-size"
             )
+        return whole_number("max_tokens", max_tokens, 0)
 
     def _kept_on_shift(self, ids: Sequence[int], context_shift: bool, keep: int) -> int | None:
         """How many tokens stay when the context is full; None: it does not shift."""
-        if keep < -1:
-            raise UsageError(f"keep {keep} is impossible; expected a number of tokens, or -1 for the prompt")
-        if not context_shift:
+        keep = whole_number("keep", keep, -1)
+        if not switch("context_shift", context_shift):
             return None
         begins = self.tokenizer.vocabulary.add_bos and ids[0] == self.tokenizer.bos_id
         return len(ids) if keep == -1 else max(keep, 1 if begins else 0)
 
     def _ends(self, ignore_eos: bool) -> frozenset[int]:
-        return frozenset() if ignore_eos else self.tokenizer.eog_ids
+        return frozenset() if switch("ignore_eos", ignore_eos) else self.tokenizer.eog_ids
 
     def _reset(self) -> int:
         self.context.cells.clear()

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from numba_meta.errors import OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
 from numba_meta.memory.placement import Placement
-from numba_meta.models.builder import BatchShape, GraphBuilder
+from numba_meta.models.builder import GraphBuilder
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.kv_cache import CacheShape, plan_cache
 from numba_meta.models.load import BUILDERS
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, plan_load
+from numba_meta.models.step_shape import batch_shape, leaf_state
 from numba_meta.models.transport import deliveries_of
 from numba_meta.models.weights import plan_weights
 from numba_meta.models.windows import Window, choose_window_shape, full_window, tight_window_shape
@@ -28,10 +29,8 @@ from numba_meta.schedule.predict import DeviceSpeeds, Needs, device_loads, link_
 from numba_meta.schedule.transport_plan import DeviceFacts, TransportPlan, plan_transport
 from numba_meta.schedule.transport_slots import Delivery, Ring, bucket_cells
 from numba_meta.schedule.virtual_clock import Link
-from numba_meta.split.policy import CutPlan
 from numba_meta.split.rules import TensorFacts
-from numba_meta.split.state import MIRRORED, SplitState
-from numba_meta.tensor import Role, Tensor
+from numba_meta.tensor import Role
 
 _FIRST_CONTEXT = 512
 _AWAKE_SECONDS = 100e-6  # the end of a wait for a simulated link is not slept, nor a wait of less than twice that
@@ -128,6 +127,7 @@ def plan_transport_of_model(
     known = tuple(speeds(needs_of(step), plan.n_threads)) if speeds else ()
     links = tuple(link_of(spec.link_bytes_per_second, spec.delay_ns, speed) for spec, speed in zip(plan.specs, known, strict=False))
     names = _names(plan)
+    depth = plan.host_cache.transport.depth if plan.host_cache else 0
     steps, ring = [], None
     for context in chosen:
         transport = _plan_transport(plan, config, deliveries, context, _facts(plan, names, memory, ring, free_bytes))
@@ -142,7 +142,7 @@ def plan_transport_of_model(
                 {layer: _busy_seconds(n * cell_bytes[layer][j], link, speed) for layer, (_, n) in windows.items()}
                 for j, (link, speed) in enumerate(zip(links, known, strict=True))
             ]
-            times = _predict(loads, options.kv_pipeline_depth, transport, _taken_from_computing(plan, busy, n_cores))
+            times = _predict(loads, depth, transport, _taken_from_computing(plan, busy, n_cores))
         steps.append(StepForecast(context, transport, delivered, times))
     return ModelForecast(plan, names, memory, step.n_collectives, cell_bytes, known, links, tuple(steps))
 
@@ -179,32 +179,8 @@ def smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: L
     if plan.host_cache:
         for local in (False, True) if shape.n_window_cells else (False,):
             windows[local] = choose_window_shape(Window((0,), 0), full_window(shape, local), None)
-    batch = BatchShape(
-        n_rows=n_rows,
-        n_outputs=1,
-        n_sequences=shape.n_sequences,
-        n_positions=shape.n_positions,
-        n_cells=shape.n_stored_cells,
-        n_window_cells=shape.n_window_cells * shape.n_sequences,
-        cache_type_k=plan.cache_types[0],
-        cache_type_v=plan.cache_types[1],
-        n_device_layers=plan.host_cache.n_device_layers if plan.host_cache else None,
-        windows=windows,
-    )
+    batch = batch_shape(shape, plan.cache_types, plan.host_cache, n_rows, 1, windows)
     return BUILDERS[config.architecture](GraphBuilder(config, tensors, batch, None))
-
-
-def leaf_state(cuts: CutPlan) -> Callable[[Tensor], SplitState]:
-    def state(leaf: Tensor) -> SplitState:
-        if leaf.role is Role.WEIGHT:
-            return cuts.weight(leaf.name)
-        kind, _, layer = leaf.name.partition(".")
-        if kind in ("cache_k", "cache_v"):
-            cut: SplitState = getattr(cuts.layers[int(layer)], kind)
-            return cut
-        return MIRRORED
-
-    return state
 
 
 def _memory(plan: LoadPlan, split: SplitGraph, workspace: Sequence[int]) -> MemoryNeeds:

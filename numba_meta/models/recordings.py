@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuStep, CpuStream
 from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
+from numba_meta.devices.simple import Buffer
 from numba_meta.errors import OutOfMemoryError
+from numba_meta.kernels import kernel_set
 from numba_meta.memory.placement import round_up
 from numba_meta.memory.workspace import Workspace
 from numba_meta.models.transport import Transport
@@ -20,6 +21,8 @@ from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.plan import StepPlan, plan_step
 from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.record import Binder, InputBlock
+from numba_meta.schedule.steps import RecordedStep, steps_of
+from numba_meta.schedule.transport_plan import TransportPlan
 from numba_meta.tensor import Role, Tensor
 
 SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and sequences may share one
@@ -40,11 +43,9 @@ class Recording:
     def __init__(
         self,
         plan: StepPlan,
-        binder: Binder,
-        step: CpuStep,
+        step: RecordedStep,
         inputs: dict[str, np.ndarray],
-        logits: Logits,
-        workspace: Workspace[CpuBuffer],
+        workspace: Workspace[Buffer],
         transport: Transport,
         windows: Mapping[bool, WindowShape],
         input_copies: MetaBuffer,
@@ -55,9 +56,9 @@ class Recording:
         self._input_copies = input_copies
         self.windows = windows
         self._step = step
-        self._binder = binder  # keeps the constants that the step reads
         self._inputs = inputs
-        self._logits = logits
+        output = plan.devices[0].graph.graph.outputs[0]
+        self._logits = step.output.view(np.float32).reshape(output.shape[1], output.shape[0])
         self._workspace, self._transport = workspace, transport
         self._has_ring = plan.transport is not None and plan.transport.ring is not None
         self._generations = self._generations_now()
@@ -82,6 +83,7 @@ class Recording:
 
     def release(self) -> None:
         """Gives back the memory that only this recording uses; it must not run again."""
+        self._step.release()
         self._input_copies.free()
 
     def run(self, values: Mapping[str, Sequence[int]], note_times: Callable[[tuple[StreamTimes, ...]], None] | None = None) -> Logits:
@@ -120,20 +122,24 @@ class Recorder:
         self._transport = transport
         self._persistent = persistent
         self._exact = exact
-        self._meetings = np.zeros(8, np.int64)
-        self._streams = device.compute_streams()
-        self._transfer_streams: dict[int, CpuStream] = {}
-        self._small_workspaces: dict[Capacity, Workspace[CpuBuffer]] = {}
+        self._steps = steps_of(device)
+        self._kernels = kernel_set(device.kind)
+        self._small_workspaces: dict[Capacity, Workspace[Buffer]] = {}
         self._large_workspace = self._new_workspace()
 
     def plan(self, split: SplitGraph) -> StepPlan:
         """The plan of a step without deliveries through a ring; nothing is allocated."""
-        return plan_step(split, self._device.n_threads, self._exact, ALIGNMENT, ranks=self._ranks)
+        return self._plan(split, None)
+
+    def _plan(self, split: SplitGraph, transport: TransportPlan | None) -> StepPlan:
+        device = self._device
+        links = self._transport.links if transport else ()
+        return plan_step(split, device.n_threads, self._exact, device.alignment, transport, links, self._ranks, self._kernels)
 
     def record(self, capacity: Capacity, split: SplitGraph, windows: Mapping[bool, WindowShape]) -> Recording:
         """Plans and binds a step. Where it does not fit beside the ring, the ring is given up and it is planned once more."""
         transport = self._transport.prepare(split)
-        plan = plan_step(split, self._device.n_threads, self._exact, ALIGNMENT, transport, self._transport.links, self._ranks)
+        plan = self._plan(split, transport)
         workspace = self._workspace_for(capacity)
         try:
             if not workspace.fits(plan.workspace):
@@ -144,31 +150,24 @@ class Recorder:
                 raise
             return self.record(capacity, split, windows)
         bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
-        binder = Binder(plan, bases, block, self._persistent, self._transport.ring_addresses)
-        staged = [j for j, d in enumerate(plan.devices) if d.transfer_calls]
-        if not self._transport.ring_addresses:  # nor is a recording valid that had one
-            for stream in self._transfer_streams.values():
-                stream.close()
-            self._transfer_streams.clear()
-        for j in staged:
-            if j not in self._transfer_streams:
-                self._transfer_streams[j] = self._device.devices[j].stream("transfer", n_threads=1)
-        step = binder.record(self._streams, {j: self._transfer_streams[j] for j in staged}, self._meetings)
+        rings = self._transport.ring_addresses
+        binder = Binder(plan, bases, block, self._persistent, rings, self._steps.place_constant)
+        if not rings:  # nor is a recording valid that had one
+            self._steps.end_transfers()
         output = plan.devices[0].graph.graph.outputs[0]
-        offset = binder.address(0, output) - bases[0]
         first = workspace.buffers[0]
         assert first is not None
-        logits = first.data[offset : offset + output.n_bytes].view(np.float32).reshape(output.shape[1], output.shape[0])
+        step = self._steps.record(binder, first, binder.address(0, output) - bases[0], output.n_bytes)
         check = self._ranks.table.check if self._ranks else None
-        return Recording(plan, binder, step, host, logits, workspace, self._transport, windows, copies, check)
+        return Recording(plan, step, host, workspace, self._transport, windows, copies, check)
 
-    def _workspace_for(self, capacity: Capacity) -> Workspace[CpuBuffer]:
+    def _workspace_for(self, capacity: Capacity) -> Workspace[Buffer]:
         """Small steps keep memory of their own for good; large ones share one that may grow."""
         if capacity.n_rows > SMALL_ROWS:
             return self._large_workspace
         return self._small_workspaces.setdefault(capacity, self._new_workspace())
 
-    def _new_workspace(self) -> Workspace[CpuBuffer]:
+    def _new_workspace(self) -> Workspace[Buffer]:
         devices = self._device.devices
         return Workspace(self._device.names, lambda j, n: devices[j].allocate(n, "the workspace"), lambda _, buffer: buffer.free())
 
@@ -179,7 +178,7 @@ class Recorder:
         for leaf in leaves:
             offsets[leaf.name] = end
             end = round_up(end + leaf.n_bytes, 8)
-        host = np.zeros(end // 8 + 1, np.int64).view(np.uint8)
+        host = self._steps.host_memory(end)
         copies = self._device.allocate([end] * len(self._device), "inputs")
         types = {4: np.int32, 8: np.int64}
         views = {

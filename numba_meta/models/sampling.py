@@ -12,6 +12,7 @@ Of equal logits the lowest id counts as the larger, everywhere, so that results 
 from __future__ import annotations
 
 import math
+import numbers
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,12 +61,12 @@ class SamplingOptions:
 
 
 def _check_number(name: str, value: Any, fits: Callable[[float], bool], expected: str) -> None:
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__") or not fits(value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(float(value)):
         raise UsageError(f"{name} is {value!r:.60}, expected {expected}")
 
 
 def _check_integer(name: str, value: Any, least: int, expected: str) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise UsageError(f"{name} is {value!r:.60}, expected {expected}")
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from numba_meta.errors import UsageError
 from numba_meta.schedule.timeline import Timeline
 from numba_meta.schedule.trace import StepTrace
+
+MOST_STEPS = 1 << 20
 
 
 class Timelines(Sequence[Timeline]):
     """The timelines of the latest steps, the last one at index -1."""
 
     def __init__(self, n_steps: int) -> None:
-        if n_steps < 1:
-            raise UsageError(f"a timeline of {n_steps} steps is impossible; expected 1 or more")
         self.traces: deque[StepTrace] = deque(maxlen=n_steps)
 
     def __len__(self) -> int:

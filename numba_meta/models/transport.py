@@ -10,7 +10,7 @@ from typing import Any
 from numba_meta.devices.cpu import ALIGNMENT
 from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
-from numba_meta.errors import OutOfMemoryError
+from numba_meta.errors import NumbaMetaError, OutOfMemoryError
 from numba_meta.models.windows import Window
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.lower_transport import Link
@@ -88,6 +88,7 @@ class Transport:
         self._ring: MetaBuffer | None = None
         self._held: TransportPlan | None = None  # the plan that the ring was laid out for
         self._gave_up = False
+        self._closed = False
         self._steps = 0
         self._windows: Mapping[int, Window] = {}  # by layer
         self._traces: deque[StepTrace] = deque(maxlen=_TRACED_STEPS)
@@ -165,6 +166,11 @@ class Transport:
         self.release()
         return True
 
+    def close(self) -> None:
+        """Ends with its model: there is nothing left to tell of."""
+        self.release()
+        self._closed = True
+
     def note_step(self, plan: TransportPlan, windows: Mapping[int, Window]) -> None:
         """Remembers what a step moved: the window of every layer that was delivered."""
         self.plan, self._windows = plan, windows
@@ -206,6 +212,8 @@ class Transport:
         `ordered_copy_seconds` (copies on the compute stream), `consumer_wait_seconds` (it waits for deliveries), `recycle_wait_seconds`
         (the transfer stream waits for slots).
         """
+        if self._closed:
+            raise NumbaMetaError("the model was closed; load it again")
         if self.plan is None:
             return {"path": "device", "reason": "no layer's cache is in host memory", "ring_bytes": (), "early_bytes": (), "late_bytes": ()}
         early, late = self._moved()

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numba_meta.devices.cpu import ALIGNMENT
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import F32
+from numba_meta.kernels import KernelSet, kernel_set
 from numba_meta.memory.placement import round_up
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.quants import dequantize
@@ -32,21 +32,31 @@ class WeightPlan:
 
 
 def plan_weights(
-    leaves: Sequence[Tensor], states: Mapping[str, SplitState], n_devices: int, devices: range | None = None
+    leaves: Sequence[Tensor],
+    states: Mapping[str, SplitState],
+    n_devices: int,
+    devices: range | None = None,
+    kind: str = "cpu",
+    alignment: int = 64,
 ) -> WeightPlan:
-    """Lays out all weights of a model, in the order in which they are read, on `devices` of its `n_devices` (None: on all)."""
-    from numba_meta.kernels.cpu.packed import packed_bytes
+    """Lays out all weights of a model, in the order in which they are read, on `devices` of its `n_devices` (None: on all).
 
+    `kind` of the devices, and `alignment` of each weight in bytes.
+    """
     devices = range(n_devices) if devices is None else devices
     ends = [0] * len(devices)
     offsets = {}
     for leaf in leaves:
         offsets[leaf.name] = tuple(ends)
         for j, device in enumerate(devices):
-            k, n_out, *_ = states[leaf.name].piece_shape(leaf.shape, device)
-            n_bytes = 4 * k if is_vector(leaf) else packed_bytes(leaf.dtype, n_out, k)
-            ends[j] += round_up(n_bytes, ALIGNMENT)
+            ends[j] += round_up(weight_bytes(leaf, states[leaf.name], device, kernel_set(kind)), alignment)
     return WeightPlan({leaf.name: states[leaf.name] for leaf in leaves}, offsets, tuple(ends), devices)
+
+
+def weight_bytes(leaf: Tensor, state: SplitState, device: int, kernels: KernelSet) -> int:
+    """Bytes of a device's piece of a weight, packed for its kernels."""
+    k, n_out, *_ = state.piece_shape(leaf.shape, device)
+    return 4 * k if is_vector(leaf) else int(kernels.packed.packed_bytes(leaf.dtype, n_out, k))
 
 
 def is_vector(leaf: Tensor) -> bool:
@@ -59,11 +69,14 @@ def load_weights(
 ) -> MetaBuffer:
     """Fills a buffer on each device; mapped pages are given back as soon as a tensor is packed. `progress(done, total)` in bytes."""
     buffer = device.allocate(plan.n_bytes, "weights")
+    kernels = kernel_set(device.kind)
     total = sum(file.tensor(leaf.name).n_bytes for leaf in leaves)
     done = 0
     for leaf in leaves:
         for j, piece in enumerate(buffer.pieces):
-            _load_piece(file, leaf, plan.states[leaf.name], plan.devices[j], piece.data[plan.offsets[leaf.name][j] :])
+            state, number = plan.states[leaf.name], plan.devices[j]
+            with piece.edit(plan.offsets[leaf.name][j], weight_bytes(leaf, state, number, kernels), keep=False) as out:
+                _load_piece(file, leaf, state, number, out, kernels)
         file.release(leaf.name)
         done += file.tensor(leaf.name).n_bytes
         if progress:
@@ -71,14 +84,12 @@ def load_weights(
     return buffer
 
 
-def _load_piece(file: GGUFFile, leaf: Tensor, state: SplitState, device: int, out: np.ndarray) -> None:
-    from numba_meta.kernels.cpu.packed import pack, packed_bytes
-
+def _load_piece(file: GGUFFile, leaf: Tensor, state: SplitState, device: int, out: np.ndarray, kernels: KernelSet) -> None:
     info = file.tensor(leaf.name)
     raw = file.raw(leaf.name)
     if is_vector(leaf):
         values = take_piece(dequantize(raw.reshape(-1), info.dtype), state, device)
-        out[: values.nbytes] = np.ascontiguousarray(values).view(np.uint8)
+        out[:] = np.ascontiguousarray(values).view(np.uint8)
         return
     k, n_out, *_ = state.piece_shape(leaf.shape, device)
     if k == 0 or n_out == 0:
@@ -89,4 +100,4 @@ def _load_piece(file: GGUFFile, leaf: Tensor, state: SplitState, device: int, ou
     else:
         piece = np.empty((n_out, info.dtype.row_bytes(k)), np.uint8)
         copy_piece_rows(raw, info.shape, info.dtype, state, device, piece)
-    pack(piece, info.dtype, out[: packed_bytes(info.dtype, n_out, k)])
+    kernels.packed.pack(piece, info.dtype, out)

@@ -74,9 +74,8 @@ class Attention(Operation):
         first_head = _start(q, device)
         return {**node.params, "first_head": first_head, "first_kv": _start(k, device)}
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu import attention as kernels
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernels = to.kernels.attention
         q, k, v, table, sequences, positions = node.sources
         window, n_rows, n_head = int(node.params["window"]), q.shape[1], q.shape[2]
         rows = {"positions": positions, "window": window, "n_head": n_head, "n_rows": to.count(node)}
@@ -104,14 +103,14 @@ class Attention(Operation):
         if n_rows > SHARED_CHUNK_ROWS:
             per_thread = kernels.attention_rows_scratch_bytes(*dims)
             scratch = to.scratch("chunk", per_thread * to.n_threads)
-            kernel = kernels.attention_rows(k.dtype, v.dtype, *dims)
+            kernel = kernels.attention_rows(k.dtype, v.dtype, *dims, exact=to.exact)
             to.call(kernel, reads=reads, writes=(node, scratch), scratch=scratch, scratch_bytes=per_thread, **query, **rows, **out)
             to.transport.done_reading(k)
             return
         # A few rows: the chunks of a long context are shared among the threads, then combined.
         n_chunks = kernels.chunks_needed(table.shape[0], window)
         partial = to.scratch("partial", kernels.attention_scratch_bytes(n_rows, n_head, dims[1], n_chunks))
-        kernel = kernels.attention_chunks(k.dtype, v.dtype, *dims)
+        kernel = kernels.attention_chunks(k.dtype, v.dtype, *dims, exact=to.exact)
         to.call(kernel, reads=reads, writes=(partial,), partial=partial, n_chunks=n_chunks, **query, **rows)
         to.transport.done_reading(k)
         combine = kernels.attention_combine(dims[1])

@@ -53,8 +53,8 @@ class Operation(ABC):
         return node.params
 
     @abstractmethod
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        """Emits the CPU kernels that compute this node."""
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        """Emits the kernel calls that compute this node on one device, of whatever kind."""
 
 
 _OPERATIONS: dict[str, Operation] = {}

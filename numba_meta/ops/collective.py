@@ -30,7 +30,7 @@ class AllReduce(Operation):
             return MIRRORED
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
+    def lower(self, node: Tensor, to: Lowering) -> None:
         to.all_reduce(node.sources[0], node)
 
 
@@ -53,5 +53,5 @@ class Gather(Operation):
     def localize(self, node: Tensor, states: Sequence[SplitState], state: SplitState, device: int) -> Params:
         return {**node.params, "shape": node.shape}
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
+    def lower(self, node: Tensor, to: Lowering) -> None:
         to.gather(node.sources[0], node)

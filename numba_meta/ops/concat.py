@@ -52,7 +52,7 @@ class Concat(Operation):
         mirrored = tuple(i for i, s in enumerate(states) if s.is_mirrored)
         return {**node.params, "cut": (state.axis, state.ranges(device), mirrored)} if state.is_split else node.params
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
+    def lower(self, node: Tensor, to: Lowering) -> None:
         axis = node.params["axis"]
         cut_axis, ranges, mirrored = node.params.get("cut", (None, (), ()))
         at = [0, 0, 0, 0]  # where the next part begins in the result

@@ -47,14 +47,13 @@ class _Binary(Operation):
         check(fits, self.name, name, sources, "contiguous float32 tensors, the second broadcast to the first")
         return new_tensor(self.name, name, x.shape, sources, params, rows=x.rows)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu import elementwise as kernels
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernels = to.kernels.elementwise
         x, y = node.sources
         n, x_stride = to.row_extent(x)
         whole = y.shape == x.shape
         fits = whole or (y.n_elements == n and y.rows is None)
-        check(fits, self.name, node.name, node.sources, "on CPU devices a second tensor of one row or of all rows")
+        check(fits, self.name, node.name, node.sources, "a second tensor of one row or of all rows")
         to.call(
             getattr(kernels, self.name),
             reads=(x, y),
@@ -144,9 +143,8 @@ class Scale(Operation):
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         return states[0]
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu.elementwise import scale as kernel
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernel = to.kernels.elementwise.scale
         (x,) = node.sources
         n, stride = to.row_extent(x)
         strides = {"x_stride": stride, "out_stride": stride}
@@ -171,9 +169,8 @@ class Glu(Operation):
             raise no_rule(node, states)
         return gate
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu import elementwise as kernels
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernels = to.kernels.elementwise
         gate, up = node.sources
         n, stride = to.row_extent(gate)
         to.call(

@@ -38,7 +38,7 @@ def contiguous(graph: Graph, x: Tensor, name: str = "") -> Tensor:
 class _View(Operation):
     is_view = True
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
+    def lower(self, node: Tensor, to: Lowering) -> None:
         """Nothing is computed."""
 
 
@@ -193,5 +193,5 @@ class Contiguous(Operation):
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         return states[0]
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
+    def lower(self, node: Tensor, to: Lowering) -> None:
         to.copy(node.sources[0], node)

@@ -12,7 +12,13 @@ from numba_meta.dtypes import DType
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.kernels.cpu.kernel import CpuKernel
+    from numba_meta.kernels import KernelSet
+
+
+class Kernel(Protocol):
+    """A kernel of some kind of device, as a plan names it."""
+
+    name: str
 
 
 @dataclass(eq=False)
@@ -52,12 +58,13 @@ class Lowering(Protocol):
 
     exact: bool  # float32 activations
     n_threads: int
+    kernels: KernelSet  # of the device's kind
 
     @property
     def transport(self) -> TransportLowering:
         """Deliveries of host-resident caches."""
 
-    def call(self, kernel: CpuKernel, reads: Sequence[Any], writes: Sequence[Any], **arguments: Any) -> None:
+    def call(self, kernel: Kernel, reads: Sequence[Any], writes: Sequence[Any], **arguments: Any) -> None:
         """Adds a call of a kernel, with what it reads and writes."""
 
     def count(self, tensor: Tensor) -> Any:
@@ -75,8 +82,8 @@ class Lowering(Protocol):
     def norm_rows(self, x: Tensor) -> tuple[int, Any]:
         """(rows of axis 0 per token, count of tokens)."""
 
-    def activation(self, x: Tensor, weight_type: DType) -> tuple[Any, int]:
-        """x `[k, t]` in the form that a product with this weight type reads, and the bytes from row to row."""
+    def activation(self, x: Tensor, weight_type: DType, columns: int) -> tuple[Any, int]:
+        """x `[k, t]` in the form that a product with this weight type and so many columns at once reads; the bytes from row to row."""
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
         """A copy of a strided tensor to a contiguous one."""

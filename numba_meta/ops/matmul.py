@@ -49,14 +49,13 @@ class MatMul(Operation):
             return x
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu.matmul import choose_columns, matmul_kernel
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
         weight, x = node.sources
         if node.shape[2] * node.shape[3] != 1:
-            raise DeviceError(f"matmul {node.name}: CPU devices multiply by one matrix, not one per head {node.shape}")
-        activation, activation_stride = to.activation(x, weight.dtype)
-        kernel = matmul_kernel(weight.dtype, to.exact, choose_columns(node.shape[1]))
+            raise DeviceError(f"matmul {node.name}: devices multiply by one matrix, not one per head {node.shape}")
+        columns = to.kernels.matmul.choose_columns(node.shape[1])
+        activation, activation_stride = to.activation(x, weight.dtype, columns)
+        kernel = to.kernels.matmul.matmul_kernel(weight.dtype, to.exact, columns)
         to.call(
             kernel,
             reads=(weight, activation),

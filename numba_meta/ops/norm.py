@@ -53,9 +53,8 @@ class RmsNorm(Operation):
             raise no_rule(node, states)
         return _over_rows(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu.norm import rms_norm as kernel
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernel = to.kernels.norm.rms_norm
         x, weight = node.sources
         rows_per_token, count = to.norm_rows(x)
         to.call(
@@ -86,12 +85,11 @@ class Softmax(Operation):
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         return _over_rows(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu.elementwise import softmax_rows as kernel
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernel = to.kernels.elementwise.softmax_rows
         (x,) = node.sources
         rows_per_token, count = to.norm_rows(x)
-        check(rows_per_token == 1, "softmax", node.name, node.sources, "on CPU devices one row per token")
+        check(rows_per_token == 1, "softmax", node.name, node.sources, "one row per token")
         strides = {"x_stride": x.strides[1], "out_stride": node.strides[1]}
         factor = float(node.params["scale"])
         to.call(kernel, reads=(x,), writes=(node,), x=x, out=node, n=x.shape[0], factor=factor, n_rows=count, **strides)
@@ -112,8 +110,7 @@ class ArgMax(Operation):
         state = _over_rows(node, states)
         return state.on_axis(state.axis - 1)  # [n, t] becomes [t]
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu.reduce import argmax_rows as kernel
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernel = to.kernels.reduce.argmax_rows
         (x,) = node.sources
         to.call(kernel, reads=(x,), writes=(node,), x=x, x_stride=x.strides[1], n=x.shape[0], ids=node, n_rows=to.count(x))

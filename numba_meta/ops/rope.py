@@ -42,9 +42,8 @@ class RopeAngles(Operation):
             return MIRRORED
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu.rope import rope_angles as kernel
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernel = to.kernels.rope.rope_angles
         frequencies = to.constant(f"{node.name}.inverse_frequencies", np.asarray(node.params["inverse_frequencies"], np.float64))
         to.call(
             kernel,
@@ -76,9 +75,8 @@ class Rope(Operation):
             return states[0]
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu import rope as kernels
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernels = to.kernels.rope
         x, angles = node.sources
         to.call(
             kernels.rope_interleaved if node.params["interleaved"] else kernels.rope_halves,

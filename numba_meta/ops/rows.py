@@ -57,22 +57,19 @@ class GetRows(Operation):
         ranges = states[0].ranges(device)
         return {**node.params, "first": ranges[0][0] if ranges else 0}
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
+    def lower(self, node: Tensor, to: Lowering) -> None:
         table, ids = node.sources
         first = int(node.params.get("first", 0))
         shared = {"ids": ids, "y": node, "y_stride": node.strides[1], "n_rows": to.count(node)}
         if table.role is Role.WEIGHT:
-            from numba_meta.kernels.cpu.get_rows import get_rows_kernel
-
+            kernel = to.kernels.get_rows.get_rows_kernel(table.dtype)
             extents = {"w": table, "first": first, "count": table.shape[1], "k": table.shape[0]}
-            to.call(get_rows_kernel(table.dtype), reads=(table, ids), writes=(node,), **extents, **shared)
+            to.call(kernel, reads=(table, ids), writes=(node,), **extents, **shared)
         else:
-            from numba_meta.kernels.cpu.rows import get_rows_f32
-
-            check(table.dtype == F32, "get_rows", node.name, node.sources, "on CPU devices a weight or float32 rows")
+            check(table.dtype == F32, "get_rows", node.name, node.sources, "a weight or float32 rows")
             extents = {"table": table, "table_stride": table.strides[1], "n": table.shape[0]}
             extents |= {"first_row": first, "n_table_rows": table.shape[1]}
-            to.call(get_rows_f32, reads=(table, ids), writes=(node,), **extents, **shared)
+            to.call(to.kernels.rows.get_rows_f32, reads=(table, ids), writes=(node,), **extents, **shared)
 
 
 class _InPlace(Operation):
@@ -101,14 +98,12 @@ class SetRows(_InPlace):
             return target
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu.rows import store_rows_kernel
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
         target, rows, ids = node.sources
         if target.storage.op == "deliver" and not to.transport.is_read(target):
             return
         to.call(
-            store_rows_kernel(target.dtype),
+            to.kernels.rows.store_rows_kernel(target.dtype),
             reads=(rows, ids),
             writes=(target,),
             x=rows,
@@ -134,9 +129,8 @@ class StoreCells(_InPlace):
             return MIRRORED
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu.cells import store_cells as kernel
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernel = to.kernels.cells.store_cells
         table, sequences, positions, cells = node.sources
         to.call(
             kernel,

@@ -69,7 +69,7 @@ class Deliver(Operation):
             return cache  # the destination takes the state of the cache
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
+    def lower(self, node: Tensor, to: Lowering) -> None:
         to.transport.deliver(node)
 
 
@@ -90,5 +90,5 @@ class WriteBack(Operation):
             return cache
         raise no_rule(node, states)
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
+    def lower(self, node: Tensor, to: Lowering) -> None:
         to.transport.write_back(node)

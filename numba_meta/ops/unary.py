@@ -51,9 +51,8 @@ class Unary(Operation):
         reduce_partial(node, states)
         return states[0]
 
-    def lower_cpu(self, node: Tensor, to: Lowering) -> None:
-        from numba_meta.kernels.cpu import elementwise as kernels
-
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        kernels = to.kernels.elementwise
         (x,) = node.sources
         n, stride = to.row_extent(x)
         numbers = {"p": float(node.params["p"]), "q": float(node.params["q"])}

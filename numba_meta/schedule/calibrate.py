@@ -29,6 +29,7 @@ _COPY_BYTES = 2 << 20
 _SMALL = 576  # elements of a small activation
 _CALLS, _MEETINGS = 400, 100
 _RUNS = 15
+_TIME = "measured at"  # the oldest of them
 _BASE = ("step", "call", "meeting", "copies")
 Record = Callable[[int, Any], None]  # (device, recorder): adds the calls that are timed
 
@@ -172,10 +173,18 @@ class Bench:
 
 def calibrate(needs: Sequence[Needs], n_threads: Sequence[int], renew: bool = False) -> tuple[DeviceSpeeds, ...]:
     """Speeds for what each device needs: from the user's cache, and measured where they are not there (or `renew`)."""
-    speeds = []
+    speeds, renewed = [], set[int]()
     for need, threads in zip(needs, n_threads, strict=True):
-        speeds.append(_device_speeds(need, threads, _together(len(needs), threads), renew))
+        speeds.append(_device_speeds(need, threads, _together(len(needs), threads), renew and threads not in renewed))
+        renewed.add(threads)
     return tuple(speeds)
+
+
+def measured_at(n_threads: Sequence[int]) -> float | None:
+    """When the oldest of the remembered speeds of devices with so many threads was measured (s of `time.time`); None: nobody knows."""
+    known = _read(speeds_file())
+    times = [known.get(_where(threads, _together(len(n_threads), threads)), {}).get(_TIME, -1.0) for threads in n_threads]
+    return min(times) if times and min(times) >= 0 else None
 
 
 def is_known(needs: Sequence[Needs], n_threads: Sequence[int]) -> bool:
@@ -238,7 +247,9 @@ def _device_speeds(need: Needs, n_threads: int, n_devices: int, renew: bool) -> 
     if renew or _missing(need, known):
         known = {} if renew else known
         found = _measure(need, known, n_threads, n_devices)
-        _remember(where, found)
+        if not known:
+            found[_TIME] = time.time()
+        _remember(where, {**known, **found})
     return _as_speeds(need, {**known, **found})
 
 
@@ -298,10 +309,10 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _remember(where: str, found: Mapping[str, float]) -> None:
-    """Adds to the file, in one piece; a folder that cannot be written is no failure."""
+    """Writes what is known of such devices to the file, in one piece; a folder that cannot be written is no failure."""
     path = speeds_file()
     data = _read(path)
-    data[where] = {**data.get(where, {}), **found}
+    data[where] = dict(found)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:

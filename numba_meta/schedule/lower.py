@@ -12,12 +12,12 @@ import numpy as np
 from numba_meta.dtypes import F32, DType
 from numba_meta.errors import ShapeError
 from numba_meta.ops import operation
-from numba_meta.ops.lowering import Constant, Scratch
+from numba_meta.ops.lowering import Constant, Kernel, Scratch
 from numba_meta.schedule.localize import DeviceGraph
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
-    from numba_meta.kernels.cpu.kernel import CpuKernel
+    from numba_meta.kernels import KernelSet
     from numba_meta.schedule.infer import SplitGraph
     from numba_meta.schedule.lower_transport import Link
     from numba_meta.schedule.ranks import Ranks
@@ -52,10 +52,11 @@ class EventName:
 class Call:
     """One kernel with its arguments. Places stand for their addresses. `meets`: all devices wait for each other here.
 
-    `records`, `waits`: nothing is computed, an event is recorded or waited for.
+    `records`, `waits`: nothing is computed, an event is recorded or waited for. `max_rows`: how many rows can be live at most, where the
+    kernel reads how many are (`n_rows`).
     """
 
-    kernel: CpuKernel | None  # None: only a meeting or an event
+    kernel: Kernel | None  # None: only a meeting or an event
     arguments: Mapping[str, Any] = field(default_factory=dict)
     reads: tuple[Place, ...] = ()
     writes: tuple[Place, ...] = ()
@@ -63,10 +64,11 @@ class Call:
     records: EventName | None = None
     waits: EventName | None = None
     node: str = ""
+    max_rows: int = 1
 
 
-class CpuLowering:
-    """Collects the calls of one device. Operations use it from `lower_cpu`."""
+class DeviceLowering:
+    """Collects the calls of one device. Operations use it from `lower`."""
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class CpuLowering:
         device: int,
         exact: bool,
         n_threads: int,
+        kernels: KernelSet,
         staged_layers: Sequence[int] = (),
         n_slots: int = 0,
         link: Link | None = None,
@@ -84,13 +87,15 @@ class CpuLowering:
 
         self.exact = exact
         self.n_threads = n_threads
+        self.kernels = kernels
         self.device = device
         self.calls: list[Call] = []
         self._graphs = device_graphs
         self._own = device_graphs[device]
         self._whole_of = {simple: whole for whole, simple in self._own.simple.items()}
-        self._activations: dict[Tensor, Scratch] = {}
+        self._activations: dict[tuple[Tensor, str], Scratch] = {}
         self._constants: dict[str, Constant] = {}
+        self._max_rows: dict[int, int] = {}  # by the id of a row count, which the graph or this object keeps
         self._node = ""
         self._consumed = {source for node in self._own.graph.nodes for source in node.sources}
         self.transport = TransportLowering(self, device_graphs, staged_layers, n_slots, link or Link())
@@ -102,26 +107,31 @@ class CpuLowering:
             self._node = node.name
             is_collective = node.op in ("all_reduce", "gather")
             if node.n_elements or is_collective:
-                operation(node.op).lower_cpu(node, self)
+                operation(node.op).lower(node, self)
         return self.calls
 
     # ---- what operations ask for -------------------------------------------------------------------------------------------------------
 
-    def call(self, kernel: CpuKernel, reads: Sequence[Place], writes: Sequence[Place], **arguments: Any) -> None:
+    def call(self, kernel: Kernel, reads: Sequence[Place], writes: Sequence[Place], **arguments: Any) -> None:
         """Adds a call. A place among the arguments stands for its address; one that is not written is read (row counts)."""
         known = {id(place) for place in (*reads, *writes)}
         more = tuple(value for value in arguments.values() if isinstance(value, Place) and id(value) not in known)
-        self.calls.append(Call(kernel, arguments, (*reads, *more), tuple(writes), node=self._node))
+        max_rows = self._max_rows.get(id(arguments.get("n_rows")), 1)
+        self.calls.append(Call(kernel, arguments, (*reads, *more), tuple(writes), node=self._node, max_rows=max_rows))
 
     def count(self, tensor: Tensor) -> Place:
         """Where a kernel finds how many rows of this tensor are live (int64)."""
         if tensor.rows is not None:
-            return tensor.rows.count
+            count = tensor.rows.count
+            self._max_rows[id(count)] = max(self._max_rows.get(id(count), 0), tensor.shape[tensor.rows.axis])
+            return count
         return self.constant_count(math.prod(tensor.shape[1:]))
 
     def constant_count(self, value: int) -> Constant:
         """A row count that is the same in every step."""
-        return self.constant(f"count {value}", np.array([value], np.int64))
+        count = self.constant(f"count {value}", np.array([value], np.int64))
+        self._max_rows[id(count)] = value
+        return count
 
     def constant(self, name: str, data: np.ndarray) -> Constant:
         """Data that calls read; the same name gives the same constant."""
@@ -145,29 +155,27 @@ class CpuLowering:
         """(rows of axis 0 per token, count of tokens)."""
         if x.rows is None:
             return 1, self.count(x)
-        return math.prod(x.shape[1 : x.rows.axis]), x.rows.count
+        return math.prod(x.shape[1 : x.rows.axis]), self.count(x)
 
-    def activation(self, x: Tensor, weight_type: DType) -> tuple[Place, int]:
-        """x `[k, t]` in the form that a product with this weight type reads, and the bytes from row to row.
+    def activation(self, x: Tensor, weight_type: DType, columns: int) -> tuple[Place, int]:
+        """x `[k, t]` in the form that a product with this weight type and so many columns at once reads; the bytes from row to row.
 
-        Quantized once for all products that read it.
+        Converted once for all products that read it.
         """
-        from numba_meta.kernels.cpu.packed import activation_format, activation_row_bytes
-        from numba_meta.kernels.cpu.quantize import quantize_kernel
-
         if x.dtype != F32 or x.strides[0] != 4:
             raise ShapeError(f"{self._node}: activations {x.name} must be float32 rows")
-        form = activation_format(weight_type, self.exact)
+        packed = self.kernels.packed
+        form = packed.activation_format(weight_type, self.exact, columns)
         if form == "f32":
             return x, x.strides[1]
-        row_bytes = activation_row_bytes(form, x.shape[0])
-        if x not in self._activations:
-            self._activations[x] = Scratch(f"{x.name}.{form}", row_bytes * x.shape[1])
-            to = self._activations[x]
+        row_bytes = packed.activation_row_bytes(form, x.shape[0])
+        if (x, form) not in self._activations:
+            self._activations[x, form] = Scratch(f"{x.name}.{form}", row_bytes * x.shape[1])
+            to = self._activations[x, form]
             arguments = {"x": x, "x_stride": x.strides[1], "y": to, "y_stride": row_bytes, "n": x.shape[0], "n_rows": self.count(x)}
             if x.shape[0]:
-                self.call(quantize_kernel(), (x,), (to,), **arguments)
-        return self._activations[x], row_bytes
+                self.call(self.kernels.quantize.quantize_kernel(form), (x,), (to,), **arguments)
+        return self._activations[x, form], row_bytes
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
         """A copy of a tensor to another of its shape; both may be strided, but on axis 0."""
@@ -175,15 +183,13 @@ class CpuLowering:
 
     def copy_part(self, source: Tensor, first: Sequence[int], destination: Tensor, at: Sequence[int], shape: Sequence[int]) -> None:
         """Copies `shape` elements that begin at the indices `first` of one tensor to the indices `at` of another, in whole blocks."""
-        from numba_meta.kernels.cpu.copy import copy_2d
-
         for tensor in (source, destination):
             if tensor.strides[0] != tensor.dtype.block_bytes:
                 raise ShapeError(f"{self._node}: {tensor.name} cannot be copied, its axis 0 has gaps {tensor.strides}; permute other axes")
         for i3 in range(shape[3]):
             for i2 in range(shape[2]):
                 self.call(
-                    copy_2d,
+                    self.kernels.copy.copy_2d,
                     (source,),
                     (destination,),
                     source=Offset(source, _offset(source, first, i2, i3)),
@@ -225,10 +231,8 @@ class CpuLowering:
 
     def add_up(self, parts: AddressList, out: Place, n: int, stride: int, rows: Place) -> None:
         """The sum of rows of n elements, `stride` bytes apart everywhere."""
-        from numba_meta.kernels.cpu.reduce import all_reduce as kernel
-
         self.call(
-            kernel,
+            self.kernels.reduce.all_reduce,
             (*parts.peers, parts),
             (out,),
             parts=parts,
@@ -242,13 +246,11 @@ class CpuLowering:
 
     def join_columns(self, peers: tuple[Peer, ...], out: Place, out_stride: int, rows: Place, name: str) -> None:
         """Rows of the peers' pieces side by side."""
-        from numba_meta.kernels.cpu.reduce import gather_columns as kernel
-
         parts = AddressList(peers)
         widths = np.array([peer.tensor.shape[0] for peer in parts.peers], np.int64)
         strides = np.array([peer.tensor.strides[1] for peer in parts.peers], np.int64)
         self.call(
-            kernel,
+            self.kernels.reduce.gather_columns,
             (*parts.peers, parts),
             (out,),
             parts=parts,
@@ -280,6 +282,13 @@ class Offset:
 
     place: Place
     n_bytes: int
+
+
+def storage_of(place: Place | Offset) -> Place:
+    """The place that owns the bytes."""
+    if isinstance(place, Offset):
+        return storage_of(place.place)
+    return place.storage if isinstance(place, Tensor) else place
 
 
 def _offset(tensor: Tensor, first: Sequence[int], i2: int, i3: int) -> int:

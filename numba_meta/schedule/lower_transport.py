@@ -16,7 +16,7 @@ from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
     from numba_meta.schedule.localize import DeviceGraph
-    from numba_meta.schedule.lower import CpuLowering
+    from numba_meta.schedule.lower import DeviceLowering
 
 
 def layers_read(graph: DeviceGraph) -> frozenset[int]:
@@ -49,7 +49,7 @@ class TransportLowering:
     """Turns `deliver` and `write_back` nodes into calls. `staged_layers` are those that use the ring, in the order of their slots."""
 
     def __init__(
-        self, to: CpuLowering, device_graphs: Sequence[DeviceGraph], staged_layers: Sequence[int], n_slots: int, link: Link
+        self, to: DeviceLowering, device_graphs: Sequence[DeviceGraph], staged_layers: Sequence[int], n_slots: int, link: Link
     ) -> None:
         self._to = to
         self._read_by = [layers_read(graph) for graph in device_graphs]
@@ -64,15 +64,13 @@ class TransportLowering:
 
     def deliver(self, node: Tensor) -> None:
         """The copy of a window from the host; the compute stream waits for it after both parts of a layer are on their way."""
-        from numba_meta.kernels.cpu.deliver import deliver_windows
-
         if not self.is_read(node):
             return
         cache, streams, n_streams, n_cells = node.sources
-        cell_bytes = self._cell_bytes(cache)
+        cell_bytes = node.strides[1]  # in the host a device's heads of a cell lie together, as they do in the window
         per_stream = cache.shape[1] // node.params["n_streams_full"]
         call = Call(
-            deliver_windows,
+            self._to.kernels.deliver.deliver_windows,
             {
                 "source": cache,
                 "stream_bytes": per_stream * cell_bytes,
@@ -82,8 +80,7 @@ class TransportLowering:
                 "streams": streams,
                 "n_streams": n_streams,
                 "n_cells": n_cells,
-                "bytes_per_second": self._link.bytes_per_second,
-                "delay_ns": self._link.delay_ns,
+                **self._pace(),
             },
             (cache, streams, n_streams, n_cells),
             (node,),
@@ -100,30 +97,27 @@ class TransportLowering:
 
     def write_back(self, node: Tensor) -> None:
         """New rows to the host: by every device its heads; where all devices hold them, by the first that reads them."""
-        from numba_meta.kernels.cpu.deliver import write_back
-
         layer = node.params["layer"]
         readers = [device for device, layers in enumerate(self._read_by) if layer in layers]
         if self._to.device not in (readers[:1] if self._to.is_mirrored(node) else readers):
             return
         cache, window, slot_cells, cells = node.sources
-        cell_bytes = self._cell_bytes(cache)
         call = Call(
-            write_back,
+            self._to.kernels.deliver.write_back,
             {
                 "slot": window,
                 "width": window.strides[1],
                 "slot_cells": slot_cells,
                 "host": cache,
-                "cell_bytes": cell_bytes,
+                "cell_bytes": window.strides[1],
                 "cells": cells,
                 "n_rows": self._to.count(cells),
-                "bytes_per_second": self._link.bytes_per_second,
-                "delay_ns": self._link.delay_ns,
+                **self._pace(),
             },
             (window, slot_cells, cells),
             (cache,),
             node=node.name,
+            max_rows=cells.shape[0],
         )
         staged = self._staged.get(layer)
         if staged is None:
@@ -131,11 +125,11 @@ class TransportLowering:
         else:
             staged.write_backs.append(call)
 
-    def _cell_bytes(self, cache: Tensor) -> int:
-        """Bytes of a cell in the host's memory: what the devices of this process hold of it, together."""
-        if self._to.is_mirrored(cache):
-            return cache.dtype.row_bytes(cache.shape[0])
-        return sum(peer.tensor.dtype.row_bytes(peer.tensor.shape[0]) for peer in self._to.peers(cache))
+    def _pace(self) -> dict[str, int]:
+        """How a simulated link is kept to: by CPU devices, whose copies are calls like others."""
+        if self._to.kernels.kind != "cpu":
+            return {}
+        return {"bytes_per_second": self._link.bytes_per_second, "delay_ns": self._link.delay_ns}
 
     def done_reading(self, window: Tensor) -> None:
         """The kernels that read a layer's window are enqueued: its slot may be filled again."""

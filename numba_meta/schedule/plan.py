@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from numba_meta.errors import PlacementError
+from numba_meta.kernels import KernelSet, kernel_set
 from numba_meta.memory.layout import Request
 from numba_meta.memory.workspace import WorkspacePlan, plan_workspace
 from numba_meta.ops.lowering import Scratch
+from numba_meta.schedule.fuse import fuse
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.localize import DeviceGraph, localize
-from numba_meta.schedule.lower import Call, CpuLowering, EventName, Offset, Peer, Place
+from numba_meta.schedule.lower import Call, DeviceLowering, EventName, Peer, Place, storage_of
 from numba_meta.schedule.lower_transport import Link
 from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.transport_plan import TransportPlan
@@ -65,10 +67,12 @@ def plan_step(
     transport: TransportPlan | None = None,
     links: Sequence[Link] = (),
     ranks: Ranks | None = None,
+    kernels: KernelSet | None = None,
 ) -> StepPlan:
     """Localizes and lowers a graph for every device (`n_threads[j]` threads each) and lays out their workspaces.
 
     `transport` says which deliveries go through the ring; `links` how each device is reached (none: as fast as memory).
+    `kernels`: of the devices' kind (None: CPU devices).
     With `ranks` the plan is that of this rank's devices, and all others count from its first one.
     """
     devices = ranks.own if ranks else range(len(n_threads))
@@ -80,8 +84,11 @@ def plan_step(
     plans = []
     for graph, n in zip(graphs, n_threads, strict=True):
         link = links[graph.device] if links else None
-        lowering = CpuLowering(graphs, graph.device, exact, n, staged, n_slots, link, (ranks, split) if ranks else None)
+        kernels = kernels or kernel_set("cpu")
+        lowering = DeviceLowering(graphs, graph.device, exact, n, kernels, staged, n_slots, link, (ranks, split) if ranks else None)
         calls = tuple(lowering.lower())
+        if kernels.kind == "cuda":
+            calls = tuple(fuse(calls, kernels, exact, read_elsewhere(graph)))
         lives = storage_lifetimes(graph, calls, staged)
         requests = [Request(place.name, place.n_bytes, first, last) for place, (first, last) in lives.items()]
         plans.append((DevicePlan(graph, calls, tuple(lives), tuple(lowering.transport.transfer_calls())), requests))
@@ -89,11 +96,11 @@ def plan_step(
     return StepPlan(split, tuple(plan for plan, _ in plans), workspace, transport)
 
 
-def storage_of(place: Place | Offset) -> Place:
-    """The place that owns the bytes."""
-    if isinstance(place, Offset):
-        return storage_of(place.place)
-    return place.storage if isinstance(place, Tensor) else place
+def read_elsewhere(graph: DeviceGraph) -> set[Tensor]:
+    """Storages that other devices read (summands and pieces), or the host (outputs)."""
+    pieces = (node.sources[0] for node in graph.graph.nodes if node.op in ("all_reduce", "gather"))
+    outputs = graph.graph.outputs if graph.device == 0 else ()
+    return {place.storage for place in (*pieces, *outputs)}
 
 
 def storage_lifetimes(

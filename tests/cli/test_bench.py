@@ -68,7 +68,12 @@ def test_a_result_is_the_median_with_its_spread():
 
 def test_the_whole_command(run, models):
     outcome = run("bench", "m", "-dev", "cpu:0", "-dev", "cpu:0,cpu:0", "-p", "8", "-n", "4", "-d", "0,16", "-r", "2", "-o", "json")
-    assert outcome.status == 0 and outcome.err == ""
+    assert outcome.status == 0
+    assert outcome.err.splitlines() == [
+        "numba-meta: prompt 8: 16.0 / 16.0 t/s (1 of 3 workloads done)",
+        "numba-meta: generate 4 at 0: 16.0 / 16.0 t/s (2 of 3 workloads done)",
+        "numba-meta: generate 4 at 16: 16.0 / 16.0 t/s (3 of 3 workloads done)",
+    ], "a pipe hears of every context as soon as it is done"
     data = json.loads(outcome.out)
     assert [(r["configuration"], r["n_prompt"], r["n_generated"], r["depth"]) for r in data["results"]] == [
         (configuration, *workload) for workload in ((8, 0, 0), (0, 4, 0), (0, 4, 16)) for configuration in ("cpu:0", "cpu:0,cpu:0")

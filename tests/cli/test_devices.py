@@ -8,7 +8,7 @@ import os
 import pytest
 
 from numba_meta.cli import machine
-from numba_meta.cli.devices import missing_lines
+from numba_meta.cli.devices import gpu_lines, missing_lines
 
 
 def test_the_report_as_json_and_as_lines(run, monkeypatch):
@@ -22,6 +22,13 @@ def test_the_report_as_json_and_as_lines(run, monkeypatch):
     lines = run("devices").out.splitlines()
     assert lines[0] == f"cpu:0  {cpu['name']}"
     assert {"cuda", "mpi"} <= {line.split()[0] for line in lines}
+
+
+def test_gpus_as_lines():
+    lines = list(gpu_lines([machine.GpuReport("A GPU", "9.0", 132, 8 << 30, 6 << 30)] * 2))
+    assert [line.split()[0] for line in lines[::3]] == ["cuda:0", "cuda:1"]
+    assert lines[1].split(maxsplit=1)[1] == "capability 9.0, 132 multiprocessors"
+    assert lines[2].split(maxsplit=1)[1] == "6.0 GiB free of 8.0 GiB"
 
 
 def test_what_is_missing_comes_with_what_to_do():

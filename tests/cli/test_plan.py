@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
-from synthetic import write_model
 
 from numba_meta.cli.options import LoadOptions
 from numba_meta.cli.plan import forecast_model
+from numba_meta.cli.plan_report import age
 from numba_meta.cli.terminal import Progress
 
 GIVEN = ("--weights-gbps", "10", "--attention-gbps", "5")
 TWO = "cpu:0?link=2,cpu:0?link=1"
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two layers, 384 wide, 6 heads over 3 KV heads of 64."""
-    path = tmp_path_factory.mktemp("plan") / "llama.gguf"
-    return str(write_model(path, n_embd=384, n_head=6, n_head_kv=3, n_ff=512, types={"default": "q4_0", "attn_v": "q8_0"}))
+@pytest.fixture
+def path(llama_path: Path) -> str:
+    return str(llama_path)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_the_table_for_a_reader(run, path):
 def test_a_cache_on_the_devices(run, path):
     outcome = run("plan", path, "--contexts", "10", "-c", "512", *GIVEN)
     assert outcome.status == 0 and "KV cache on the device: 512 cells" in outcome.out
-    assert " device " in outcome.out.splitlines()[-1]
+    assert " device " in outcome.out.splitlines()[-2]
 
 
 def test_speeds_are_measured_once(run, path):
@@ -73,6 +73,32 @@ def test_speeds_are_measured_once(run, path):
     measuring = "numba-meta: measuring how fast this machine is; --calibrate measures again, best when nothing else runs\n"
     assert [outcome.err for outcome in (first, second, again)] == [measuring, "", measuring]
     assert first.out == second.out
+    assert first.out.splitlines()[-1] == "speeds of this machine: measured just now, as busy as it was then; --calibrate measures anew"
+
+
+def test_how_old_measured_speeds_are(run, path, tmp_path):
+    assert age(None, 0) == "measured at an unknown time"
+    ages = {0: "just now", 59: "just now", -5: "just now", 60: "1 minute ago", 7199: "1 hour ago", 7200: "2 hours ago", 90000: "1 day ago"}
+    assert {seconds: age(1e9 - seconds, 1e9) for seconds in ages} == {seconds: f"measured {said}" for seconds, said in ages.items()}
+    words = ("plan", path, "--contexts", "10", "-c", "512")
+    run(*words)
+    file = tmp_path / "speeds.json"
+    known = json.loads(file.read_text())
+    for speeds in known.values():
+        speeds["measured at"] -= 3 * 3600
+    file.write_text(json.dumps(known))
+    assert "measured 3 hours ago" in run(*words).out.splitlines()[-1]
+    told = json.loads(run(*words, "--json").out)["speeds_measured_at"]
+    assert 0 <= time.time() - 3 * 3600 - datetime.fromisoformat(told).timestamp() < 60
+    assert "measured 3 hours ago" in run(*words, "-ctk", "q8_0").out.splitlines()[-1], "what was missing is new, the rest is not"
+    assert "just now" in run(*words, "--calibrate").out.splitlines()[-1]
+
+
+def test_a_context_longer_than_the_model_was_trained_with_is_told(run, path):
+    outcome = run("plan", path, "--contexts", "10", "-c", "3000", *GIVEN)
+    assert outcome.status == 0
+    assert "numba-meta: a context of 3000 tokens is longer than what the model was trained with (2048)" in outcome.err
+    assert "trained" not in run("plan", path, "--contexts", "10", "-c", "2048", *GIVEN).err
 
 
 def test_given_speeds_are_used(path):
@@ -90,6 +116,7 @@ def test_given_speeds_are_used(path):
         (["--contexts", "512"], "contexts [512]: expected 0 to 511"),
         (["--device", "cpu:0?link=0"], "link='0' is not a speed"),
         (["--kv-gpu-layers", "1"], "add --no-kv-offload"),
+        (["-nkvo", "--kv-gpu-layers", "3"], "kv_gpu_layers 3 is impossible: the model has 2 layers; use 0 to 2"),
         (["--weights-gbps", "0"], "0"),
     ],
 )

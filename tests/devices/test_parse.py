@@ -49,7 +49,7 @@ def test_parts_of_a_unit_are_rounded_down(whole: int, tenth: int) -> None:
         ("cpu:-1", "unknown device 'cpu:-1'"),
         ("cpu:0\ncpu:1", r"unknown device 'cpu:0\\ncpu:1'"),
         ("cpu:٣", "unknown device"),
-        ("cuda:0", "CUDA devices are not supported yet"),
+        ("cuda:0?link=2", "link is for simulated CPU devices; a CUDA device takes mem and pin"),
         ("cpu:0?ram=2G", "unknown option 'ram'; known are mem, link, delay, async, pin"),
         ("cpu:0?mem", "mem='' is not a positive size"),
         ("cpu:0?mem=0", "mem='0' is not a positive size"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.models.model import Model
@@ -36,6 +37,16 @@ def open_model(real_paths: Callable[[str], Path]) -> Iterator[OpenModel]:
     yield get
     for model in opened.values():
         model.close()
+
+
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A Llama of 2 layers and 2 KV heads; a Gemma whose layers 0 to 4 have a window of 16, and one KV head. A context of 1,024 each."""
+    folder, sizes = tmp_path_factory.mktemp("models"), {"types": "q8_0", "context_length": 1024}
+    return {
+        "llama": write_model(folder / "llama.gguf", seed=41, **sizes),
+        "gemma3": write_model(folder / "gemma3.gguf", "gemma3", n_layer=6, n_head_kv=1, seed=42, **sizes),
+    }
 
 
 @pytest.fixture(scope="session")

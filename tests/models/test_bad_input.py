@@ -16,7 +16,7 @@ from models.rewriting import REMOVED, rewrite
 from synthetic import write_model
 
 import numba_meta as nm
-from numba_meta.errors import ModelFileError, NumbaMetaError, UsageError
+from numba_meta.errors import DeviceError, ModelFileError, NumbaMetaError, UsageError
 
 COUNT = 240  # of each architecture; a fourth of each kind
 VALUE = gguf.GGUFValueType
@@ -107,7 +107,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"devices": ""}, "unknown device ''"),
     ({"devices": "cpu:0,,cpu:0"}, "unknown device ''"),
     ({"devices": []}, "device"),
-    ({"devices": "cuda:0"}, "CUDA"),
     ({"devices": "cpu:0?mem=lots"}, "mem=lots"),
     ({"devices": "cpu:0?speed=2"}, "unknown option 'speed'"),
     ({"devices": "cpu:0,cpu:0", "tensor_split": "-1,2"}, "'-1' is negative"),
@@ -119,7 +118,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"devices": "cpu:0,cpu:0", "tensor_split": [1, float("inf")]}, "not a number"),
     ({"ctx_size": 0}, "ctx_size 0"),
     ({"ctx_size": -5}, "ctx_size -5"),
-    ({"ctx_size": 3, "parallel": 4, "kv_unified": False}, "3 tokens over 4 sequences"),
+    ({"ctx_size": 3, "parallel": 4, "kv_unified": False}, "3 tokens that -no-kvu divides over 4 sequences leaves none for each; use"),
     ({"ubatch_size": 0}, "ubatch_size 0"),
     ({"parallel": 0}, "parallel 0"),
     ({"threads": 0}, "threads 0"),
@@ -132,6 +131,11 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "pattern"), OPTIONS)
 def test_options_that_cannot_be(options: dict[str, Any], pattern: str, llama: Path) -> None:
     fails(llama, pattern, UsageError, **options)
+
+
+def test_a_gpu_that_is_not_there(llama: Path) -> None:
+    """On a machine without a driver, and on one whose GPUs are numbered lower."""
+    fails(llama, "CUDA devices need .*use cpu:N|there is no GPU cuda:99", DeviceError, devices="cuda:99")
 
 
 def test_a_cache_type_whose_blocks_do_not_fit_the_heads(tmp_path: Path) -> None:

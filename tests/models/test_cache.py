@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from models.feeding import append
 from models.numpy_reference import ReferenceModel
-from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import ContextFullError, NumbaMetaError, OutOfMemoryError
@@ -27,16 +26,15 @@ def ids(seed: int, n: int) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(0, N_VOCAB, n)]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "llama.gguf", types="q8_0", seed=11)
+@pytest.fixture
+def llama(paths: dict[str, Path]) -> Path:
+    return paths["llama"]
 
 
-@pytest.fixture(scope="module")
-def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five layers with a window of 16, a global one; a context of 1,024."""
-    folder = tmp_path_factory.mktemp("models")
-    return write_model(folder / "gemma3.gguf", "gemma3", n_layer=6, n_head_kv=1, types="q8_0", context_length=1024, seed=12)
+@pytest.fixture
+def gemma3(paths: dict[str, Path]) -> Path:
+    """Five layers with a window of 16, a global one."""
+    return paths["gemma3"]
 
 
 @pytest.mark.parametrize("which", ("k", "v"))
@@ -114,7 +112,7 @@ def test_a_context_that_fills_up_gives_what_fits_and_then_one_line(llama: Path) 
     """16 cells, 10 of the prompt: tokens 1 to 6 are fed back, the seventh is known from the logits of the sixth."""
     with nm.load(llama, ctx_size=16) as model:
         prompt, got = ids(7, 10), []
-        with pytest.raises(ContextFullError, match=r"^1 more tokens do not fit the context: 16 are in sequence 0, .*--ctx-size$"):
+        with pytest.raises(ContextFullError, match=r"^1 more token does not fit the context: 16 are in sequence 0, .*--ctx-size$"):
             for piece in model._generated(prompt, 20, True, False, {}):
                 got.append(piece)
         assert len(got) == 7
@@ -125,9 +123,10 @@ def test_a_context_that_fills_up_gives_what_fits_and_then_one_line(llama: Path) 
 
 
 def test_a_prompt_longer_than_the_context_names_both_lengths(llama: Path) -> None:
+    line = r"^the prompt has 11 tokens, a sequence's part of the context .-no-kvu divides it by 2. has room for 10; .*$"
     with nm.load(llama, ctx_size=20, parallel=2, kv_unified=False) as model:
         for call in (model.generate_ids, model.logits, lambda p: list(model.generate(p)), lambda p: model.generate_many([[1], p])):
-            with pytest.raises(ContextFullError, match=r"^the prompt has 11 tokens, the context has room for 10; .*$"):
+            with pytest.raises(ContextFullError, match=line):
                 call(ids(8, 11))
         assert len(model.generate_ids(ids(8, 10), 1, ignore_eos=True)) == 1
 
@@ -219,13 +218,13 @@ def test_memory_limits_name_device_need_and_free(llama: Path) -> None:
     with nm.load(llama, devices="cpu:0,cpu:0", ctx_size=100) as model:
         model.generate_ids(ids(1, 20), 2, ignore_eos=True)
         peak = max(d.peak_bytes for d in model.context.device)
-        weights = model.plan.devices[1].weight_bytes
+        weights, cache = model.plan.devices[1].weight_bytes, model.plan.devices[1].cache_bytes
     line = r"^cpu:0#1: .+ needs \d+ bytes \(.+\), \d+ of \d+ are free; use .*$"
-    for limit in (1024, weights - 1, weights + 5000, weights + model.plan.devices[1].cache_bytes + 1000, peak - 1000):
+    for limit in (1024, weights - 1, weights + 5000, weights + cache + 1000, peak - 1000):
         with pytest.raises(OutOfMemoryError, match=line), nm.load(llama, devices=f"cpu:0,cpu:0?mem={limit}", ctx_size=100) as model:
             model.generate_ids(ids(1, 20), 2, ignore_eos=True)
         assert threading.active_count() == before
-    assert model.memory() == {"cpu:0": 0, "cpu:0#1": 0}
+    assert [device.allocated_bytes for device in model.context.device] == [0, 0]
     with nm.load(llama, devices=f"cpu:0,cpu:0?mem={peak}", ctx_size=100) as model:
         assert len(model.generate_ids(ids(1, 20), 2, ignore_eos=True)) == 2
 

@@ -29,16 +29,6 @@ from numba_meta.quants import dequantize, quantize
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A Llama of 2 layers and 2 KV heads; a Gemma whose layers 0 to 4 have a window of 16, and one KV head."""
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "llama": write_model(folder / "llama.gguf", types="q8_0", seed=41),
-        "gemma3": write_model(folder / "gemma3.gguf", "gemma3", n_layer=6, n_head_kv=1, types="q8_0", context_length=1024, seed=42),
-    }
-
-
-@pytest.fixture(scope="module")
 def llama(paths: dict[str, Path]) -> Iterator[Model]:
     with nm.load(paths["llama"], ctx_size=64, parallel=2) as model:
         yield model

@@ -204,10 +204,10 @@ def test_going_back_twice_does_not_reach_what_was_overwritten() -> None:
 @pytest.mark.parametrize(
     ("n_sequences", "n_positions", "unified", "tokens", "line"),
     [
-        (1, 40, True, {1: 3}, "sequence 1 does not fit a context of 1 sequences; use a larger --parallel"),
+        (1, 40, True, {1: 3}, "sequence 1 does not fit a context of 1 sequence; use a larger --parallel"),
         (2, 10, True, {0: 11}, "a sequence of 11 tokens does not fit the 10 of the context; use a larger --ctx-size"),
         (2, 10, False, {1: 11}, "a sequence of 11 tokens does not fit the 10 of the context; use a larger --ctx-size"),
-        (2, 10, True, {0: 6, 1: 5}, "11 tokens do not fit the 10 cells of the context; use a larger --ctx-size"),
+        (2, 10, True, {0: 6, 1: 5}, "11 tokens in all do not fit the 10 cells of the context; use a larger --ctx-size"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(

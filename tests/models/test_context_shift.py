@@ -11,22 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models.cache_places import N_VOCAB, PLACES, ids
 from models.feeding import append
-from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import ContextFullError, UsageError
 from numba_meta.models.cache_operations import choose_shift
 from numba_meta.models.model import Model
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A Llama of 2 layers and 2 KV heads; a Gemma whose layers 0 to 4 have a window of 16, and one KV head."""
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "llama": write_model(folder / "llama.gguf", types="q8_0", seed=61),
-        "gemma3": write_model(folder / "gemma3.gguf", "gemma3", n_layer=6, n_head_kv=1, types="q8_0", context_length=1024, seed=62),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +56,13 @@ def test_generation_past_the_end_shifts_where_asked(llama: Model) -> None:
 
 def test_generation_does_not_shift_unless_asked(llama: Model) -> None:
     for options in ({}, {"keep": 3}):
-        with pytest.raises(ContextFullError, match=r"^1 more tokens do not fit the context: 64 are in sequence 0"):
+        with pytest.raises(ContextFullError, match=r"^1 more token does not fit the context: 64 are in sequence 0"):
             llama.generate_ids(ids(13, 20), 60, ignore_eos=True, **options)
     with pytest.raises(ContextFullError, match=r"^the context is full with 64 tokens and all of them are kept; keep fewer"):
         llama.generate_ids(ids(13, 64), 3, ignore_eos=True, context_shift=True, keep=-1)
     with pytest.raises(ContextFullError, match="^the prompt has 65 tokens, the context has room for 64"):
         llama.generate_ids(ids(13, 65), 3, context_shift=True)
-    with pytest.raises(UsageError, match="^keep -2 is impossible; expected a number of tokens, or -1 for the prompt$"):
+    with pytest.raises(UsageError, match="^keep -2 is impossible; expected a whole number of -1 or more$"):
         llama.generate_ids(ids(13, 5), 3, keep=-2)
 
 

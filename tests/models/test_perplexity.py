@@ -55,7 +55,7 @@ def test_impossible_chunks_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no whole chunk of 512"):
             model.perplexity("too short")
         for ctx_size in (-1, 0, 1, 2):
-            with pytest.raises(UsageError, match="at least 3"):
+            with pytest.raises(UsageError, match="whole number of 3 or more"):
                 model.perplexity("a text", ctx_size)
         with pytest.raises(ContextFullError, match="128 tokens.*room for 64"):
             model.perplexity("a long text, much longer than what the context has room for " * 20, 128)

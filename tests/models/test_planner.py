@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import UsageError
@@ -32,20 +31,6 @@ def header(path: Path) -> Header:
         return read_config(file), tensor_facts(file)
     finally:
         file.close()
-
-
-@pytest.fixture(scope="module")
-def llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, 384 wide, 6 heads over 3 KV heads of 64."""
-    path = tmp_path_factory.mktemp("planner") / "llama.gguf"
-    return write_model(path, n_embd=384, n_head=6, n_head_kv=3, n_ff=512, types={"default": "q4_0", "attn_v": "q8_0"})
-
-
-@pytest.fixture(scope="module")
-def gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, 256 wide, 4 heads over one KV head of 64, with a sliding window."""
-    path = tmp_path_factory.mktemp("planner") / "gemma.gguf"
-    return write_model(path, "gemma3", n_embd=256, n_head=4, n_head_kv=1, head_dim=64, n_ff=512)
 
 
 def speeds_of(weights: float = 10e9, attention: float = 5e9, copies: float = 20e9, call: float = 0.0, meeting: float = 0.0):

@@ -138,7 +138,7 @@ def late_row_not_stored() -> Iterator[None]:
         if node.storage.op != "deliver":
             original(self, node, to)
 
-    with patched(SetRows, "lower_cpu", lower):
+    with patched(SetRows, "lower", lower):
         yield
 
 

@@ -13,21 +13,19 @@ from unittest import mock
 
 import numpy as np
 
-from numba_meta.schedule.lower import Call, Constant
+from numba_meta.schedule.lower import Call, Constant, DeviceLowering
 from numba_meta.schedule.lower_transport import TransportLowering
 from numba_meta.tensor import Tensor
 
 POISON = 0xFF  # NaN as f32, f16, bf16 and as the scale of q8_0 and q4_0
 
 
-def poison_call(window: Tensor) -> Call:
+def poison_call(to: DeviceLowering, window: Tensor) -> Call:
     """Fills a window, whole, with NaN bytes."""
-    from numba_meta.kernels.cpu.copy import copy_2d
-
     n = window.n_bytes
     poison = Constant(f"{window.name}.poison", np.full(n, POISON, np.uint8))
     arguments = {"source": poison, "source_pitch": n, "destination": window, "destination_pitch": n, "width": n, "height": 1}
-    return Call(copy_2d, arguments, (poison,), (window,), node=poison.name)
+    return Call(to.kernels.copy.copy_2d, arguments, (poison,), (window,), node=poison.name)
 
 
 def pause_call(name: str, milliseconds: float) -> Call:
@@ -63,13 +61,14 @@ def poisoned() -> Iterator[None]:
 
     def transfer_calls(original: Any, self: TransportLowering) -> list[Call]:
         calls = original(self)
-        return [new for call in calls for new in ([poison_call(call.arguments["destination"])] if is_delivery(call) else []) + [call]]
+        before = {id(call): [poison_call(self._to, call.arguments["destination"])] for call in calls if is_delivery(call)}
+        return [new for call in calls for new in (*before.get(id(call), []), call)]
 
     def deliver(original: Any, self: TransportLowering, node: Tensor) -> None:
         before = len(self._to.calls)
         original(self, node)
         if any(is_delivery(call) for call in self._to.calls[before:]):
-            self._to.calls.insert(before, poison_call(node))
+            self._to.calls.insert(before, poison_call(self._to, node))
 
     with patched(TransportLowering, "transfer_calls", transfer_calls), patched(TransportLowering, "deliver", deliver):
         yield

@@ -58,6 +58,7 @@ class Configuration:
     unified: bool = True
     ubatch_size: int = 64
     exact: bool = False
+    kind: str = "cpu"  # of the devices; CUDA devices share one GPU
 
     @property
     def n_devices(self) -> int:
@@ -90,8 +91,10 @@ class Way:
     async_copies: bool = True
     pinned: bool = True
 
-    def devices(self, n: int) -> str:
+    def devices(self, n: int, kind: str = "cpu") -> str:
         """Device names that behave so: links are of another speed, or copies come later by another time, on each of them."""
+        if kind == "cuda":
+            return ",".join(["cuda:0"] * n)
         slow, late = [f"&link={speed}" for speed in (1, 0.3, 2, 0.5)], [f"&delay={t}us" for t in (120, 0, 80, 40)]
         links = {"fast": [""] * 4, "slow": slow, "late": late}
         return ",".join(f"cpu:0?async={int(self.async_copies)}{link}" for link in links[self.link][:n])
@@ -132,7 +135,7 @@ class Gate:
         self.reference = cache(self._reference)
 
     def _reference(self, configuration: Configuration) -> Played:
-        devices = ["cpu:0"] * configuration.n_devices
+        devices = [f"{configuration.kind}:0"] * configuration.n_devices
         with nm.load(self._models[configuration.model], devices=devices, **configuration.options()) as model:
             return play(model)
 
@@ -143,7 +146,7 @@ class Gate:
                 stack.enter_context(poisoned())
             if way.link == "late":
                 stack.enter_context(late_copies())
-            options = {"devices": way.devices(configuration.n_devices), **configuration.options(), **way.options()}
+            options = {"devices": way.devices(configuration.n_devices, configuration.kind), **configuration.options(), **way.options()}
             return play(stack.enter_context(nm.load(self._models[configuration.model], **options)))
 
 

@@ -84,7 +84,7 @@ def test_memory_that_cannot_be_pinned_is_pageable_with_one_warning(load: Callabl
         warnings.simplefilter("error")
         played_in_order(model, "no delivery can be staged: its host memory is not pinned", gate.reference(TWO))
     assert len(told) == 1
-    with load("cpu:0,cpu:0?pin=0", kv_cpu_pinned=False), load("cpu:0?pin=0", kv="device", tensor_split=None):
+    with load("cpu:0,cpu:0?pin=0", kv_cpu_pinned=False), load("cpu:0?pin=0", kv="device", kv_pipeline_headroom=None, tensor_split=None):
         pass  # nobody asked for pinned memory: nothing is said
 
 

@@ -98,7 +98,7 @@ def test_devices_hold_no_cache_but_that_of_their_first_layers(load: Callable[...
                 labels.append(held)
             host = model.context._memory.host
             assert (host.data.size if host else 0) == (7 - n_layers) * layer_bytes
-    with load(devices=devices, kv="device") as model:
+    with load(devices=devices, **{**dict.fromkeys(HOST), "kv": "device"}) as model:
         assert [d.bytes_by_label()["the KV cache"] for d in model.context.device] == [labels[-1]["the KV cache"]] * 2
         assert model.context._memory.host is None
 
@@ -107,7 +107,7 @@ def test_devices_hold_no_cache_but_that_of_their_first_layers(load: Callable[...
 def test_sliding_window_layers_keep_no_more_cells_than_they_need(window: int, ubatch_size: int, n_cells: int, tmp_path: Path) -> None:
     """`round_up(window + ubatch, 256)` cells of a sequence, in the host and in deliveries; the layer that sees everything has all."""
     cell, sizes = 2 * HEAD_BYTES, {"n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32, "n_ff": 64}
-    path = write_model(tmp_path / "g.gguf", "gemma3", n_layer=6, sliding_window=window, **sizes)
+    path = write_model(tmp_path / "g.gguf", "gemma3", n_layer=6, sliding_window=window, context_length=1024, **sizes)
     with nm.load(path, ctx_size=2048, ubatch_size=ubatch_size, parallel=2, **HOST) as model:
         host = model.context._memory.host
         assert host is not None and host.data.size == cell * (5 * 2 * n_cells + 2048)

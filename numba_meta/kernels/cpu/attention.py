@@ -60,13 +60,17 @@ def chunks_needed(n_positions: int, window: int = 0) -> int:
 _iota_buffer = stack_buffer(IOTA_BYTES)
 
 
-@functools.cache
-def attention_chunks(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int) -> CpuKernel:
+def attention_chunks(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False) -> CpuKernel:
     """The kernel of single steps: every (row, chunk, head) gives its record to `partial` `[row][chunk from the row's first][head]`.
 
     `n_chunks` is the extent of `partial`: at least the chunks that any row touches. Work is shared by cost (positions), at the grain of a
-    chunk of one head; heads of a KV head that fall to one thread share the loads of K and V.
+    chunk of one head; heads of a KV head that fall to one thread share the loads of K and V. float32 throughout, whether `exact` or not.
     """
+    return _chunks_kernel(k_type, v_type, head_dim_k, head_dim_v)
+
+
+@functools.cache
+def _chunks_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int) -> CpuKernel:
     check_cache_row(k_type, head_dim_k)
     check_cache_row(v_type, head_dim_v)
     heads_of_chunk = chunk_heads(k_type, v_type, head_dim_k, head_dim_v)

@@ -139,13 +139,18 @@ def _tile(dim_k: int, dim_v: int) -> Any:
     return tile
 
 
-@functools.cache
-def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int) -> CpuKernel:
+def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False) -> CpuKernel:
     """The kernel of prompts: y[row][head] (float32, strides in bytes) for any rows; quick where neighbouring rows are of one sequence.
 
     `scratch` holds `scratch_bytes` for each thread (`attention_rows_scratch_bytes`). An item of work is a block of rows with the heads of
-    one KV head; blocks get smaller where there are many threads. Gives the bits of `attention_chunks` and `attention_combine`.
+    one KV head; blocks get smaller where there are many threads. Gives the bits of `attention_chunks` and `attention_combine`, whether
+    `exact` or not.
     """
+    return _rows_kernel(k_type, v_type, head_dim_k, head_dim_v)
+
+
+@functools.cache
+def _rows_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int) -> CpuKernel:
     check_cache_row(k_type, head_dim_k)
     check_cache_row(v_type, head_dim_v)
     load_chunk, tile, write = _load_chunk(k_type, v_type, head_dim_k, head_dim_v), _tile(head_dim_k, head_dim_v), write_result(head_dim_v)

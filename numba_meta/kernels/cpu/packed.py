@@ -127,8 +127,11 @@ def packed_bytes(dtype: DType, n_out: int, k: int) -> int:
     return -(-n_out // LANES) * tile_bytes(dtype, k)
 
 
-def activation_format(dtype: DType, exact: bool) -> str:
-    """What the product with weights of this type reads: `f32`, or `q8` (quantized to 8 bits) where that is faster and allowed."""
+def activation_format(dtype: DType, exact: bool, columns: int = 1) -> str:
+    """What the product with weights of this type reads: `f32`, or `q8` (quantized to 8 bits) where that is faster and allowed.
+
+    The same for any number of columns at once.
+    """
     return "f32" if exact or dtype in FLOAT_TYPES else "q8"
 
 

@@ -58,6 +58,7 @@ def quantize_rows(thread: int, n_threads: int, x: Ptr, x_stride: Int, y: Ptr, y_
 
 
 @functools.cache
-def quantize_kernel() -> CpuKernel:
-    """The kernel `quantize_rows`."""
+def quantize_kernel(form: str = "q8") -> CpuKernel:
+    """The kernel that makes activation rows of a form, the one quantized form that CPUs read."""
+    assert form == "q8"
     return CpuKernel(quantize_rows, "quantize_rows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numba_meta.schedule.record import _Hazards
+from numba_meta.schedule.record_cpu import _Hazards
 
 Ranges = list[tuple[int, int]]
 ranges = st.lists(st.builds(lambda start, n: (start, start + n), st.integers(0, 40), st.integers(1, 6)), max_size=3)

@@ -1,0 +1,104 @@
+"""Recording of GPU work: streams are captured into one graph, which is replayed with one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from numba_meta.devices.cuda_driver import GpuContext, call
+from numba_meta.devices.cuda_driver import _bindings as bindings
+
+_THREAD_LOCAL = 1  # other threads of the process may call what a capture forbids
+
+
+@dataclass(frozen=True)
+class Copy2D:
+    """`height` rows of `width` bytes from host to device memory, pitches apart."""
+
+    source: int
+    source_pitch: int
+    destination: int
+    destination_pitch: int
+    width: int
+    height: int
+
+    def parameters(self) -> Any:
+        """As the driver takes them; rows without gaps are one."""
+        kinds = bindings().CUmemorytype
+        copy = bindings().CUDA_MEMCPY3D()
+        copy.srcMemoryType, copy.dstMemoryType = kinds.CU_MEMORYTYPE_HOST, kinds.CU_MEMORYTYPE_DEVICE
+        copy.srcHost, copy.dstDevice = self.source, self.destination
+        is_one = self.width == self.source_pitch == self.destination_pitch
+        copy.WidthInBytes, copy.Height, copy.Depth = (self.width * self.height, 1, 1) if is_one else (self.width, self.height, 1)
+        if not is_one:
+            copy.srcPitch, copy.dstPitch = self.source_pitch, self.destination_pitch
+        return copy
+
+
+def capture_copy(gpu: GpuContext, copy: Copy2D, stream: int) -> Any:
+    """Records a copy on a stream that is being captured; its node, for `CudaGraph.set_copy`."""
+    with gpu.current():
+        call("cuMemcpy3DAsync", copy.parameters(), stream)
+        _, _, _, dependencies, *_ = call("cuStreamGetCaptureInfo", stream)
+    return dependencies[0]
+
+
+class CudaGraph:
+    """A recorded step: `launch` enqueues all of it on a stream. Raises `DeviceError` with the failing call's name."""
+
+    def __init__(self, gpu: GpuContext, graph: Any) -> None:
+        self._gpu = gpu
+        self._graph = graph  # names the nodes whose copies are changed later
+        with gpu.current():
+            try:
+                self._executable = call("cuGraphInstantiate", graph, 0)
+            except BaseException:
+                call("cuGraphDestroy", graph)
+                raise
+        self._destroyed = False
+
+    def launch(self, stream: int) -> None:
+        """Enqueues the whole step."""
+        with self._gpu.current():
+            call("cuGraphLaunch", self._executable, stream)
+
+    def destroy(self) -> None:
+        """Gives it back; it must not run any more. Twice is once."""
+        if not self._destroyed:
+            self._destroyed = True
+            with self._gpu.current():
+                call("cuGraphExecDestroy", self._executable)
+                call("cuGraphDestroy", self._graph)
+
+    def set_copy(self, node: Any, copy: Copy2D) -> None:
+        """Changes what a recorded copy copies, from the next launch on; one without rows does nothing."""
+        with self._gpu.current():
+            call("cuGraphNodeSetEnabled", self._executable, node, int(copy.height > 0))
+            if copy.height > 0:
+                call("cuGraphExecMemcpyNodeSetParams", self._executable, node, copy.parameters(), self._gpu.handle)
+
+
+class Capture:
+    """What a `with capture(...)` block recorded, once the block has ended."""
+
+    graph: CudaGraph
+
+
+@contextmanager
+def capture(gpu: GpuContext, stream: int) -> Iterator[Capture]:
+    """Records what the block enqueues on a stream, and on streams that wait for its events and that it waits for in the end."""
+    found = Capture()
+    mode = bindings().CUstreamCaptureMode(_THREAD_LOCAL)
+    with gpu.current():
+        call("cuStreamBeginCapture", stream, mode)
+    try:
+        yield found
+    except BaseException:
+        with gpu.current():
+            bindings().cuStreamEndCapture(stream)  # whatever it says: the first error counts
+        raise
+    with gpu.current():
+        graph = call("cuStreamEndCapture", stream)
+    found.graph = CudaGraph(gpu, graph)

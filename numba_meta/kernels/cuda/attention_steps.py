@@ -1,0 +1,92 @@
+"""What all kernels of attention share: which chunks a row has, which heads a block takes, what a chunk leaves and how it is folded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from numba_meta.kernels.cuda.device import device_function, exp2, fma, load_i32, maximum, mul
+
+MIN_CHUNK_SHIFT = 7
+MIN_CHUNK = 1 << MIN_CHUNK_SHIFT  # positions; chunks begin at multiples of their size
+MOST_CHUNKS = 64  # a row with more positions has larger chunks
+TILE_HEADS = 8  # query heads of one KV head that a block takes
+LOWEST = np.float32(-1e30)  # below every score; finite, so that differences are never NaN
+LOG2_E = np.float32(math.log2(math.e))
+
+
+def chunk_shift(n_positions: int) -> int:
+    """log2 of the positions of a chunk, for a row that attends to so many: MIN_CHUNK, doubled until MOST_CHUNKS chunks hold them all."""
+    shift = MIN_CHUNK_SHIFT
+    while MOST_CHUNKS << shift < n_positions:
+        shift += 1
+    return shift
+
+
+def chunk_positions(n_positions: int) -> int:
+    """Positions of a chunk, for a row that attends to so many."""
+    return 1 << chunk_shift(n_positions)
+
+
+def record_bytes(head_dim_v: int) -> int:
+    """Bytes of what a chunk gives for one head of one row: weighted values, largest score m, weight l, as float32; 8 unused."""
+    return 4 * head_dim_v + 16
+
+
+def head_tiles(arguments: Mapping[str, Any]) -> int:
+    """Tiles of at most TILE_HEADS heads over the KV heads that n_head heads from first_head on read."""
+    first, n, group = arguments["first_head"], arguments["n_head"], arguments["group"]
+    n_kv = (first + n - 1) // group + 1 - first // group if n else 0
+    return n_kv * -(-group // TILE_HEADS)
+
+
+shift_of = device_function(chunk_shift)
+
+
+@device_function
+def first_attended(position, window):  # type: ignore[no-untyped-def]
+    """The lowest position that a row attends to."""
+    return max(np.int64(0), position - window + 1) if window > 0 else np.int64(0)
+
+
+@device_function
+def row_chunks(positions, row, window):  # type: ignore[no-untyped-def]
+    """(first attended position, end of them, log2 of a chunk's positions) of a row; the end is 0 for a row at position -1."""
+    position = np.int64(load_i32(positions + 4 * row))
+    first = first_attended(position, window)
+    return first, position + 1, shift_of(position + 1 - first)
+
+
+@device_function
+def tile_heads(tile, first_head, n_head, group):  # type: ignore[no-untyped-def]
+    """(KV head, head of the tile's first place, first head, end of heads) of a tile; the last three count from the device's first head.
+
+    The place of a head in its tile does not depend on which heads the device has.
+    """
+    per_kv = (group + TILE_HEADS - 1) // TILE_HEADS
+    kv = first_head // group + tile // per_kv
+    place = kv * group + tile % per_kv * TILE_HEADS - first_head
+    end = min(min(place + TILE_HEADS, (kv + 1) * group - first_head), n_head)
+    return kv, place, max(place, np.int64(0)), end
+
+
+@device_function
+def fold_factors(m, part_m):  # type: ignore[no-untyped-def]
+    """(new largest score, factor of what was folded before, factor of the part)."""
+    largest = maximum(m, part_m)
+    return largest, exp2(m - largest), exp2(part_m - largest)
+
+
+@device_function
+def folded(total, part, by_total, by_part):  # type: ignore[no-untyped-def]
+    """One element of a fold: the same bits wherever it is done."""
+    return fma(part, by_part, mul(total, by_total))
+
+
+@device_function
+def quotient(total, weight):  # type: ignore[no-untyped-def]
+    """total / weight; 0 where nothing was attended to."""
+    return total / (weight if weight != np.float32(0.0) else np.float32(1.0))

@@ -1,0 +1,145 @@
+"""Packs weights from the file's rows into the planes of `packed.py`, in numpy, some rows at a time.
+
+Types whose bytes only move (Q4_0, Q4_1, Q8_0, Q4_K) have a short way; the others go through their fields (`quants.split_blocks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from numba_meta import dtypes
+from numba_meta.dtypes import DType
+from numba_meta.kernels.cuda.packed import BLOCK, FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout, planes, round_up_16
+from numba_meta.quants import split_blocks
+
+_CHUNK_ELEMENTS = 1 << 21  # intermediate arrays of a few MB
+
+
+@dataclass(frozen=True)
+class PlaneArrays:
+    """The planes of some rows, uint8: `quants` `[rows, bytes]`, the others `[rows, blocks, bytes of a block]`."""
+
+    quants: np.ndarray
+    high: np.ndarray
+    scales: np.ndarray
+    heads: np.ndarray
+
+    def rows(self, part: slice) -> PlaneArrays:
+        """Views of some of the rows."""
+        return PlaneArrays(self.quants[part], self.high[part], self.scales[part], self.heads[part])
+
+
+def pack_rows(raw: np.ndarray, dtype: DType, out: np.ndarray) -> None:
+    """Packs `raw` uint8 `[n_out, row_bytes]` into `out`, uint8 `[packed_bytes]`."""
+    n_out, k = raw.shape[0], raw.shape[1] // dtype.block_bytes * dtype.block_size
+    if dtype in FLOAT_TYPES:
+        row_bytes = round_up_16(raw.shape[1])
+        rows = out.reshape(n_out, row_bytes)
+        rows[:, : raw.shape[1]] = raw
+        rows[:, raw.shape[1] :] = 0
+        return
+    layout = QUANT_LAYOUTS[dtype]
+    arrays = plane_arrays(out, layout, n_out, k)
+    pack_some = _SHORT.get(dtype, _pack_fields)
+    step = max(1, _CHUNK_ELEMENTS // max(1, k))
+    for begin in range(0, n_out if k else 0, step):
+        part = slice(begin, min(begin + step, n_out))
+        pack_some(raw[part], dtype, arrays.rows(part))
+
+
+def plane_arrays(packed: np.ndarray, layout: QuantLayout, n_out: int, k: int) -> PlaneArrays:
+    """Views of the planes of `packed`; clears the gaps between them."""
+    places = planes(layout, n_out, k)
+    n_blocks = k // BLOCK
+
+    def view(begin: int, end: int, n_bytes: int, per_row: int) -> np.ndarray:
+        used = n_out * per_row * n_bytes
+        packed[begin + used : end] = 0
+        return packed[begin : begin + used].reshape(n_out, per_row, n_bytes)
+
+    quants = view(0, places.high, layout.quant_bytes * n_blocks, 1)[:, 0]
+    high = view(places.high, places.scales, layout.high_bytes, n_blocks)
+    scales = view(places.scales, places.heads, layout.scale_bytes, n_blocks)
+    return PlaneArrays(quants, high, scales, view(places.heads, places.end, layout.head_bytes, n_blocks // layout.super_blocks))
+
+
+def _pack_fields(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
+    """Any type, by its fields."""
+    layout = QUANT_LAYOUTS[dtype]
+    blocks = split_blocks(np.ascontiguousarray(raw), dtype)
+    rows, n_blocks = raw.shape[0], blocks.quants.shape[1] // BLOCK
+    stored = (blocks.quants.view(np.int8) + np.int8(layout.offset)).view(np.uint8).reshape(rows, n_blocks, BLOCK)
+    if layout.bits == 8:
+        _halves(stored, to.quants)
+    else:
+        nibbles = (stored[:, :, :16] & np.uint8(15)) | (stored[:, :, 16:] << np.uint8(4))
+        to.quants.reshape(rows, n_blocks, 16)[:] = nibbles
+    if layout.bits == 5:
+        top = (stored >> np.uint8(4)).reshape(rows, n_blocks, 8, 4)
+        to.high[:] = np.packbits(top, axis=2, bitorder="little")[:, :, 0]
+    if layout.bits == 6:
+        top = (stored >> np.uint8(4)).reshape(rows, n_blocks, 2, 4, 4)
+        shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+        to.high.reshape(rows, n_blocks, 2, 4)[:] = np.bitwise_or.reduce(top << shifts, axis=3)
+    head = to.heads if layout.has_scales else to.scales
+    head[:, :, :2] = _bytes(blocks.scale, 2)
+    if blocks.minimum is not None:
+        head[:, :, 2:4] = _bytes(blocks.minimum, 2)
+    if blocks.sub_scales is not None:
+        to.scales[:, :, : layout.groups] = _bytes(blocks.sub_scales, 1).reshape(rows, n_blocks, layout.groups)
+    if blocks.sub_minimums is not None:
+        to.scales[:, :, layout.groups :] = blocks.sub_minimums.reshape(rows, n_blocks, layout.groups)
+
+
+def _bytes(field: np.ndarray, size: int) -> np.ndarray:
+    return np.ascontiguousarray(field).view(np.uint8).reshape(*field.shape, size)
+
+
+def _halves(stored: np.ndarray, quants: np.ndarray) -> None:
+    """`stored` `[rows, blocks, 32]`, 8 bits each."""
+    rows, n_blocks = stored.shape[:2]
+    to = quants.reshape(rows, 2, n_blocks, 16)
+    to[:, 0], to[:, 1] = stored[:, :, :16], stored[:, :, 16:]
+
+
+def _pack_q4(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
+    """Q4_0 and Q4_1: scales, then nibbles in the order that is wanted."""
+    size = dtype.block_bytes - 16
+    blocks = raw.reshape(raw.shape[0], -1, dtype.block_bytes)
+    to.scales[:] = blocks[:, :, :size]
+    to.quants.reshape(raw.shape[0], -1, 16)[:] = blocks[:, :, size:]
+
+
+def _pack_q8_0(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
+    blocks = raw.reshape(raw.shape[0], -1, dtype.block_bytes)
+    to.scales[:] = blocks[:, :, :2]
+    _halves(blocks[:, :, 2:], to.quants)
+
+
+def _pack_q4_k(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
+    """Nibbles lie in runs of 32 bytes: the low ones are one block, the high ones the next."""
+    rows = raw.shape[0]
+    blocks = raw.reshape(rows, -1, dtype.block_bytes)
+    to.heads[:] = blocks[:, :, :4]
+    first, second, third = (blocks[:, :, 4 + 4 * i : 8 + 4 * i] for i in range(3))
+    scales = to.scales.reshape(rows, -1, 2, 4, 2)  # [row, super-block, blocks 0..3 or 4..7, block, scale or minimum]
+    six, top = np.uint8(0x3F), np.uint8(0x30)
+    scales[:, :, 0, :, 0], scales[:, :, 0, :, 1] = first & six, second & six
+    scales[:, :, 1, :, 0] = (third & np.uint8(15)) | ((first >> np.uint8(2)) & top)
+    scales[:, :, 1, :, 1] = (third >> np.uint8(4)) | ((second >> np.uint8(2)) & top)
+    quants = blocks[:, :, 16:].reshape(rows, -1, 4, 2, 16)  # [row, super-block, run, half, byte]
+    low, high = quants[:, :, :, 0], quants[:, :, :, 1]
+    packed = to.quants.reshape(rows, -1, 4, 2, 16)  # [row, super-block, run, block of the run, byte]
+    packed[:, :, :, 0] = (low & np.uint8(15)) | (high << np.uint8(4))
+    packed[:, :, :, 1] = (low >> np.uint8(4)) | (high & np.uint8(0xF0))
+
+
+_SHORT: dict[DType, Callable[[np.ndarray, DType, PlaneArrays], None]] = {
+    dtypes.Q4_0: _pack_q4,
+    dtypes.Q4_1: _pack_q4,
+    dtypes.Q8_0: _pack_q8_0,
+    dtypes.Q4_K: _pack_q4_k,
+}

@@ -1,0 +1,287 @@
+"""Recording for CUDA devices: the step of all local devices becomes one graph, which one call replays.
+
+Streams are captured: what a device computes goes to its compute stream, deliveries to its transfer stream; events order them, and where all
+devices meet, each waits for the others' events. Devices that share a GPU so never spin on each other, and the host waits for nothing inside
+a step. What changes from step to step lies in pinned memory that the graph's first nodes copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numba_meta.devices.cpu_stream import StreamTimes
+from numba_meta.devices.cuda import CudaBuffer, CudaDevice
+from numba_meta.devices.cuda_driver import PinnedMemory
+from numba_meta.devices.cuda_graph import CudaGraph, capture, capture_copy
+from numba_meta.devices.meta import MetaDevice
+from numba_meta.devices.simple import Buffer
+from numba_meta.errors import PlacementError
+from numba_meta.kernels.cuda.kernel import EARLY, CudaArguments, CudaKernel, Launch
+from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows
+from numba_meta.schedule.lower import Call, EventName
+from numba_meta.schedule.record import Binder
+from numba_meta.schedule.trace import is_delivery, is_write_back
+
+_CONSTANT_BYTES = 1 << 16  # of a block of constants
+_CONSTANT_ALIGNMENT = 16
+
+
+class CudaSteps:
+    """Streams of CUDA devices, constants on them, and the steps that are recorded on them."""
+
+    def __init__(self, device: MetaDevice) -> None:
+        self._devices = [each for each in device.devices if isinstance(each, CudaDevice)]
+        self._compute = [each.stream() for each in self._devices]
+        self._transfer: dict[int, int] = {}
+        self._constants = [_Constants(each) for each in self._devices]
+
+    def host_memory(self, n_bytes: int) -> np.ndarray:
+        """Zeroed pinned host memory, uint8 `[n_bytes]`, until the devices are closed."""
+        return self._devices[0].pinned(n_bytes).data
+
+    def place_constant(self, device: int, data: np.ndarray) -> int:
+        """The address of a copy on the device; equal data is there once."""
+        return self._constants[device].place(data)
+
+    def record(self, binder: Binder, output: Buffer, offset: int, n_bytes: int) -> RecordedCudaStep:
+        """The step of a binder's plan as one graph; its output is copied to pinned memory at the end."""
+        for j, plan in enumerate(binder.plan.devices):
+            if plan.transfer_calls and j not in self._transfer:
+                self._transfer[j] = self._devices[j].stream()
+        memory = self._devices[0].pinned(n_bytes)
+        assert isinstance(output, CudaBuffer)
+        try:
+            recorder = _Recorder(self._devices, self._compute, self._transfer, binder, self.place_constant)
+            graph, parts = recorder.record(output.address + offset, memory)
+        except BaseException:
+            memory.free()
+            raise
+        return RecordedCudaStep(self._devices[0], self._compute[0], graph, memory, parts)
+
+    def end_transfers(self) -> None:
+        """Transfer streams cost nothing while nothing runs on them: they stay for the next ring."""
+
+
+class RecordedCudaStep:
+    """A recorded graph: `output` uint8 is what it leaves for the host, which the next step overwrites."""
+
+    def __init__(self, device: CudaDevice, stream: int, graph: CudaGraph, memory: PinnedMemory, parts: _Parts) -> None:
+        self._device = device
+        self._stream = stream
+        self._graph = graph
+        self._memory = memory
+        self._parts = parts
+        self.n_launches = len(parts.launches)
+        self.output = memory.data
+
+    def run(self) -> None:
+        """Replays the step and waits for its end."""
+        self._parts.windows.update()
+        self._graph.launch(self._stream)
+        self._device.gpu.synchronize(self._stream)
+        for rows in self._parts.late_rows:
+            rows.store()
+
+    def run_noting_times(self) -> tuple[StreamTimes, ...]:
+        """As `run`. When each call ran is not known from outside of a graph: one span for the whole step."""
+        begin = time.monotonic_ns()
+        self.run()
+        end = time.monotonic_ns()
+        return (StreamTimes(f"{self._device.name} step", (), np.empty((0, 2), np.int64), (begin, end)),)
+
+    def release(self) -> None:
+        """Gives the graph and its output's memory back. Twice is once."""
+        self._graph.destroy()
+        self._memory.free()
+        for rows in self._parts.late_rows:
+            rows.memory.free()
+
+
+class _Constants:
+    """Data on one device that never changes."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._known: dict[bytes, int] = {}
+        self._block: CudaBuffer | None = None
+        self._used = 0
+
+    def place(self, data: np.ndarray) -> int:
+        content = data.tobytes()
+        if content not in self._known:
+            n_bytes = -(-max(1, len(content)) // _CONSTANT_ALIGNMENT) * _CONSTANT_ALIGNMENT
+            if self._block is None or self._used + n_bytes > self._block.n_bytes:
+                self._block, self._used = self._device.allocate(max(_CONSTANT_BYTES, n_bytes), "constants"), 0
+            with self._block.edit(self._used, len(content), keep=False) as out:
+                out[:] = np.frombuffer(content, np.uint8)
+            self._known[content] = self._block.address + self._used
+            self._used += n_bytes
+        return self._known[content]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A kernel that is loaded, with its arguments."""
+
+    function: Any
+    launch: Launch
+    arguments: CudaArguments
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a recorded graph needs as long as it runs: its arguments, what sets its copies before a step, what moves rows after it."""
+
+    launches: tuple[_Launch, ...]
+    windows: LiveWindows
+    late_rows: tuple[LateRows, ...]
+
+
+class _Recorder:
+    """Captures one step."""
+
+    def __init__(
+        self,
+        devices: list[CudaDevice],
+        compute: list[int],
+        transfer: dict[int, int],
+        binder: Binder,
+        place_constant: Callable[[int, np.ndarray], int],
+    ) -> None:
+        self._devices = devices
+        self._place_constant = place_constant
+        self._streams = {(j, "compute"): stream for j, stream in enumerate(compute)}
+        self._streams |= {(j, "transfer"): stream for j, stream in transfer.items()}
+        self._binder = binder
+        self._events: list[tuple[CudaDevice, int]] = []
+        self._deliveries: list[tuple[Delivery, list[Any]]] = []
+        self._late: list[LateRows] = []
+        self._behind_kernel: set[int] = set()  # streams whose last entry is a kernel: the next one may begin early
+
+    def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
+        # Modules are loaded and constants placed first: neither may happen while a stream is captured.
+        order = [(device, purpose, call, self._prepared(device, call)) for device, purpose, call in self._in_order()]
+        gpu, main = self._devices[0].gpu, self._streams[0, "compute"]
+        used = dict.fromkeys((device, purpose) for device, purpose, _, _ in order)
+        used |= dict.fromkeys((j, "compute") for j in range(len(self._devices)))
+        others = [key for key in used if key != (0, "compute")]
+        try:
+            with capture(gpu, main) as recorded:
+                begun = self._record_event(0, main)
+                for key in others:
+                    self._wait(key[0], self._streams[key], begun)
+                self._copy_inputs()
+                named: dict[tuple[int, EventName], int] = {}
+                for device, purpose, call, prepared in order:
+                    self._enqueue(device, self._streams[device, purpose], call, prepared, named)
+                for key in others:
+                    self._wait(0, main, self._record_event(key[0], self._streams[key]))
+                gpu.copy_async(memory.address, output, memory.data.size, main)
+            launches = [prepared for _, _, _, prepared in order if isinstance(prepared, _Launch)]
+            windows = LiveWindows(recorded.graph, self._binder, self._deliveries)
+            return recorded.graph, _Parts(tuple(launches), windows, tuple(self._late))
+        finally:
+            for owner, event in self._events:
+                owner.gpu.destroy_event(event)
+
+    def _in_order(self) -> Iterator[tuple[int, str, Call]]:
+        """All calls of all streams in an order in which they could run. A meeting stands once, for device 0, when all have come to it."""
+        queues = {
+            (j, purpose): deque(calls) for j, plan in enumerate(self._binder.plan.devices) for purpose, calls in plan.streams().items()
+        }
+        recorded: set[tuple[int, EventName]] = set()
+        while any(queues.values()):
+            moved = False
+            for (device, purpose), calls in queues.items():
+                while calls and not calls[0].meets and (calls[0].waits is None or (device, calls[0].waits) in recorded):
+                    call = calls.popleft()
+                    if call.records is not None:
+                        recorded.add((device, call.records))
+                    yield device, purpose, call
+                    moved = True
+            heads = [queues[j, "compute"] for j in range(len(self._devices))]
+            if all(calls and calls[0].meets for calls in heads):
+                yield 0, "compute", [calls.popleft() for calls in heads][0]
+                moved = True
+            if not moved:
+                stuck = next(calls[0] for calls in queues.values() if calls)
+                raise PlacementError(f"{stuck.node}: {stuck.waits or 'a meeting'} is waited for, and nothing records it before")
+
+    def _prepared(self, device: int, call: Call) -> _Launch | Delivery | None:
+        if call.kernel is None:
+            return None
+        if is_delivery(call) and "n_cells" in call.arguments:
+            return self._delivery(device, call)
+        assert isinstance(call.kernel, CudaKernel)
+        on = self._devices[device]
+        values = {name: self._binder.value(device, value) for name, value in call.arguments.items()}
+        if is_write_back(call) and not on.gpu.is_pinned(values["host"]):
+            rows, count = call.arguments["cells"], call.arguments["n_rows"]
+            late = LateRows(on, self._binder, values["host"], values["width"], call.max_rows, rows.name, count.name)
+            self._late.append(late)
+            values = late.arguments(values, self._place_constant(device, np.arange(call.max_rows, dtype=np.int32)))
+        launch = call.kernel.launch(values, call.max_rows, on.launch_facts)
+        if not all(launch.grid):
+            return None
+        entry, cubin = call.kernel.binary(on.gpu.facts.capability)
+        return _Launch(on.gpu.function(cubin, entry, launch.shared_bytes), launch, call.kernel.pack(**values))
+
+    def _delivery(self, device: int, call: Call) -> Delivery:
+        arguments = call.arguments
+        names = ("source", "stream_bytes", "cell_bytes", "destination", "width")
+        source, stream_bytes, cell_bytes, destination, width = (int(self._binder.value(device, arguments[name])) for name in names)
+        streams, n_streams, n_cells = (arguments[name].name for name in ("streams", "n_streams", "n_cells"))
+        room = arguments["destination"].params["n_streams"]
+        return Delivery(source, stream_bytes, cell_bytes, destination, width, room, (streams, n_streams, n_cells))
+
+    def _enqueue(
+        self, device: int, stream: int, call: Call, prepared: _Launch | Delivery | None, named: dict[tuple[int, EventName], int]
+    ) -> None:
+        if isinstance(prepared, Delivery):
+            gpu, first = self._devices[device].gpu, tuple(range(prepared.max_streams))
+            self._behind_kernel.discard(stream)
+            self._deliveries.append((prepared, [capture_copy(gpu, copy, stream) for copy in prepared.copies(first, 1)]))
+        elif prepared is not None:
+            launch, parameters = prepared.launch, int(prepared.arguments.addresses.ctypes.data)
+            gpu = self._devices[device].gpu
+            early = stream in self._behind_kernel and gpu.facts.capability >= EARLY and call.arguments.get("k") != 0
+            gpu.launch(prepared.function, launch.grid, launch.block, launch.shared_bytes, stream, parameters, early)
+            self._behind_kernel.add(stream)
+        elif call.records is not None:
+            named[device, call.records] = self._record_event(device, stream)
+        elif call.waits is not None:
+            self._wait(device, stream, named[device, call.waits])
+        elif call.meets:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Every device's compute stream waits for all others."""
+        if len(self._devices) > 1:
+            events = [self._record_event(j, self._streams[j, "compute"]) for j in range(len(self._devices))]
+            for j in range(len(self._devices)):
+                for other, event in enumerate(events):
+                    if other != j:
+                        self._wait(j, self._streams[j, "compute"], event)
+
+    def _copy_inputs(self) -> None:
+        inputs = self._binder.inputs
+        for j, (device, address) in enumerate(zip(self._devices, inputs.device_addresses, strict=True)):
+            if inputs.n_bytes:
+                device.gpu.copy_async(address, inputs.host_address, inputs.n_bytes, self._streams[j, "compute"])
+
+    def _record_event(self, device: int, stream: int) -> int:
+        on = self._devices[device]
+        event = on.gpu.create_event()
+        self._events.append((on, event))
+        on.gpu.record_event(event, stream)
+        return event
+
+    def _wait(self, device: int, stream: int, event: int) -> None:
+        self._behind_kernel.discard(stream)
+        self._devices[device].gpu.wait_event(stream, event)

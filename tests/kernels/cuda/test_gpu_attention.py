@@ -1,0 +1,163 @@
+"""Attention on a GPU against float64, and its bits: the same for any batch, capacity, order of cells and division of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from numba_meta.dtypes import BF16, F16, F32, Q4_0, Q8_0, DType
+
+pytestmark = pytest.mark.gpu
+
+attention_on_gpu = pytest.importorskip("kernels.cuda.attention_on_gpu", reason="numba-cuda is not installed")
+Case, make_case = attention_on_gpu.Case, attention_on_gpu.make_case
+
+TYPES = [
+    (F32, F32, 64, 64), (F16, F16, 128, 128), (F16, F16, 64, 64), (BF16, BF16, 128, 128), (Q8_0, Q8_0, 128, 128), (Q4_0, Q4_0, 128, 128),
+    (Q8_0, Q8_0, 64, 64), (F16, F16, 256, 256), (Q8_0, Q8_0, 256, 256), (Q4_0, Q8_0, 256, 256), (BF16, Q8_0, 96, 32), (Q8_0, F16, 128, 64),
+]  # fmt: skip
+FAST = [(F16, F16, 128, 128), (Q8_0, Q8_0, 128, 128), (Q4_0, Q4_0, 64, 64), (BF16, BF16, 256, 256)]
+PATHS = {
+    "exact-chunks": lambda case: case.by_chunks(exact=True),
+    "exact-rows": lambda case: case.by_rows(exact=True),
+    "chunks": lambda case: case.by_chunks(),
+    "rows": lambda case: case.by_rows(),
+}
+TOLERANCES = {"exact-chunks": 3e-6, "exact-rows": 3e-6, "chunks": 3e-5, "rows": 2e-3}
+
+
+def named(types: tuple[DType, DType, int, int]) -> str:
+    return "-".join(map(str, types))
+
+
+def check(case: Case, path: str) -> np.ndarray:
+    """The result of a path, after it was compared with float64. Tensor cores take values of block types rounded to f16."""
+    out = PATHS[path](case)
+    rounded = case.v_type.is_quantized and not path.startswith("exact")
+    np.testing.assert_allclose(out, case.expected(), atol=TOLERANCES[path] + rounded * 2**-11 * case.largest_value())
+    return out
+
+
+@pytest.mark.parametrize("types", TYPES, ids=named)
+@pytest.mark.parametrize("path", PATHS)
+def test_single_steps_against_float64(types: tuple[DType, DType, int, int], path: str) -> None:
+    positions = [0, 3, 63, 64, 65, 300, 301, 511, 512, 700, 4095, 4096, 4400]
+    for window, holes in ((0, 0.0), (300, 0.0), (20, 0.1), (0, 0.4)):
+        check(make_case(*types, positions, window=window, holes=holes), path)
+
+
+@pytest.mark.parametrize("group", [1, 4, 8, 16])
+@pytest.mark.parametrize("path", PATHS)
+def test_groups_of_heads(group: int, path: str) -> None:
+    check(make_case(F16, F16, 128, 128, [10, 300, 301], n_kv=2, group=group), path)
+    check(make_case(Q8_0, Q8_0, 64, 64, [10, 300, 301], n_kv=3, group=group), path)
+
+
+@pytest.mark.parametrize("types", TYPES, ids=named)
+@pytest.mark.parametrize("path", ["exact-rows", "rows"])
+def test_a_prompt(types: tuple[DType, DType, int, int], path: str) -> None:
+    check(make_case(*types, list(range(200, 500)), n_kv=1, group=5), path)
+    check(make_case(*types, list(range(1000, 1070)), window=100, holes=0.05), path)
+
+
+def test_a_long_row() -> None:
+    for types in FAST:
+        check(make_case(*types, [20_000], n_kv=1, group=4), "chunks")
+
+
+def test_sequences_side_by_side() -> None:
+    for types in (*FAST, TYPES[0]):
+        case = make_case(*types, [5, 300, 6, 301, 40, 302, 303, 7], [0, 1, 0, 1, 2, 1, 1, 0], holes=0.05)
+        for path in PATHS:
+            check(case, path)
+
+
+def test_exact_paths_give_the_same_bits() -> None:
+    for types in (TYPES[0], *FAST):
+        case = make_case(*types, list(range(4080, 4120)), window=100, holes=0.02)
+        together = case.by_chunks(exact=True)
+        assert case.by_rows(exact=True).tobytes() == together.tobytes()
+        assert case.rows([5, 20]).by_rows(exact=True).tobytes() == together[[5, 20]].tobytes()
+
+
+@pytest.mark.parametrize("types", [TYPES[0], *FAST], ids=named)
+def test_a_row_stands_alone(types: tuple[DType, DType, int, int]) -> None:
+    """Alone or in a batch, whatever the capacity of the recording."""
+    case = make_case(*types, list(range(250, 260)) + [4097, 4500, 9000], holes=0.02)
+    together = case.by_chunks(n_chunks=64)
+    for row in (0, 5, 10, 11, 12):
+        assert case.rows([row]).by_chunks().tobytes() == together[row].tobytes()
+
+
+@pytest.mark.parametrize("types", FAST, ids=named)
+def test_cells_may_lie_anywhere(types: tuple[DType, DType, int, int]) -> None:
+    case = make_case(*types, list(range(250, 270)))
+    to = np.random.default_rng().permutation(len(case.keys)).astype(np.int32)
+    keys, values = np.empty_like(case.keys), np.empty_like(case.values)
+    keys[to], values[to] = case.keys, case.values
+    moved = case.changed(keys=keys, values=values, table=to[case.table])
+    for run in (Case.by_chunks, Case.by_rows):
+        assert run(moved).tobytes() == run(case).tobytes()
+
+
+@pytest.mark.parametrize("types", [TYPES[0], *FAST], ids=named)
+@pytest.mark.parametrize("path", ["exact-chunks", "exact-rows", "chunks"])
+def test_what_a_neighbour_attends_to_is_not_touched(types: tuple[DType, DType, int, int], path: str) -> None:
+    """NaN in the newest cell of a prompt reaches the last row alone; NaN in the oldest one, the rows whose window holds it."""
+    run = PATHS[path]
+    case = make_case(*types, list(range(256, 300)), window=50, holes=0.1, filled=(207, 299))
+    expected = run(case)
+    for name in ("keys", "values"):
+        cache = getattr(case, name).copy()
+        cache[case.table[0, [299, 207]]] = 0xFF
+        out = run(case.changed(**{name: cache}))
+        assert np.isnan(out[[0, 43]]).all()
+        assert out[1:43].tobytes() == expected[1:43].tobytes()
+
+
+@pytest.mark.parametrize("types", [TYPES[0], *FAST], ids=named)
+@pytest.mark.parametrize("run", [Case.by_chunks, Case.by_rows])
+def test_heads_on_several_devices(types: tuple[DType, DType, int, int], run: Callable[[Case], np.ndarray]) -> None:
+    """9 heads over 3 KV heads, cut anywhere: with all of K and V, and with the KV heads that the device's heads read."""
+    case = make_case(*types, [10, 300, 301], n_kv=3, group=3)
+    whole = run(case)
+    for first, end in ((0, 1), (0, 4), (4, 9), (2, 7), (6, 9), (8, 9)):
+        mirrored = case.changed(q=case.q[:, first:end], first_head=first)
+        assert run(mirrored).tobytes() == whole[:, first:end].tobytes()
+        kv = slice(first // 3, (end - 1) // 3 + 1)
+        cut = mirrored.changed(keys=case.keys[:, kv], values=case.values[:, kv], first_kv=kv.start)
+        assert run(cut).tobytes() == whole[:, first:end].tobytes()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_device_without_heads_does_nothing(path: str) -> None:
+    case = make_case(F16, F16, 128, 128, [10, 300])
+    assert PATHS[path](case.changed(q=case.q[:, :0], first_head=6)).size == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_attended_gives_zeros(path: str) -> None:
+    case = make_case(F16, F16, 128, 128, [2, 300, 301], window=10)
+    case.table[0, :3] = -1
+    out = PATHS[path](case)
+    assert (out[0] == 0).all() and (out[1:] != 0).all()
+    padding = PATHS[path](case.changed(positions=np.array([-1, 300, 301])))
+    assert (padding[0] == 0).all() and padding[1:].tobytes() == out[1:].tobytes()
+
+
+@pytest.mark.parametrize("n_live", [0, 2])
+@pytest.mark.parametrize("exact", [False, True])
+def test_dead_rows_are_left_alone(n_live: int, exact: bool) -> None:
+    case = make_case(F16, F16, 128, 128, [10, 11, 12, 13])
+    for out in (case.by_chunks(exact, n_live), case.by_rows(exact, n_live)):
+        assert np.isfinite(out[:n_live]).all() and np.isnan(out[n_live:]).all()
+
+
+@pytest.mark.parametrize("types", [TYPES[0], *FAST], ids=named)
+@pytest.mark.parametrize("path", ["chunks", "rows"])
+def test_scores_far_apart_do_not_overflow(types: tuple[DType, DType, int, int], path: str) -> None:
+    case = make_case(*types, [10, 600])
+    case = case.changed(q=case.q * np.float32(300))
+    np.testing.assert_allclose(PATHS[path](case), case.expected(), atol=2e-3 if path == "chunks" else 0.2)
