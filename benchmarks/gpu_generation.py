@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import synthetic  # noqa: E402
 
 import numba_meta as nm  # noqa: E402
-from numba_meta.dtypes import BY_NAME  # noqa: E402
+from numba_meta.dtypes import BY_NAME, DType  # noqa: E402
+from numba_meta.kernels.cuda import packed  # noqa: E402
 from numba_meta.models.gguf import GGUFFile  # noqa: E402
 from numba_meta.models.recordings import Capacity  # noqa: E402
 
@@ -86,9 +87,18 @@ def write_header(path: Path, shape: str, type_name: str) -> None:
 @contextmanager
 def random_weights() -> Iterator[None]:
     """Files give random blocks instead of their own bytes."""
-    raw = GGUFFile.raw
+    raw, pack = GGUFFile.raw, packed.pack
     rng = np.random.default_rng(0)
     pools: dict[tuple[str, int], np.ndarray] = {}
+    known: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+
+    def packed_once(rows: np.ndarray, dtype: DType, out: np.ndarray) -> None:
+        """All matrices of a shape are the same pool."""
+        key = (dtype.name, rows.shape)
+        if key not in known:
+            pack(rows, dtype, out)
+            known[key] = out.copy()
+        out[:] = known[key]
 
     def pooled(self: GGUFFile, name: str) -> np.ndarray:
         info = self.tensor(name)
@@ -101,11 +111,11 @@ def random_weights() -> Iterator[None]:
         rows = pools[key].view(np.uint8).reshape(512, -1)
         return np.resize(rows, (n, rows.shape[1]))
 
-    GGUFFile.raw = pooled  # type: ignore[method-assign]
+    GGUFFile.raw, packed.pack = pooled, packed_once  # type: ignore[method-assign]
     try:
         yield
     finally:
-        GGUFFile.raw = raw  # type: ignore[method-assign]
+        GGUFFile.raw, packed.pack = raw, pack  # type: ignore[method-assign]
 
 
 def fill(model: nm.Model, n_tokens: int, context: Any = None) -> None:

@@ -120,8 +120,8 @@ class TransportLowering:
             max_rows=cells.shape[0],
         )
         staged = self._staged.get(layer)
-        if staged is None:
-            self._to.calls.append(call)
+        if staged is None or self._to.kernels.kind == "cuda":
+            self._to.calls.append(call)  # a kernel on a GPU: between two copies it would hold the copy engine up
         else:
             staged.write_backs.append(call)
 

@@ -64,3 +64,18 @@ def test_greedy_tokens_are_those_of_the_cpu(architecture: str, devices: str, tmp
         wanted = model.generate_ids(ids(6), 64, ignore_eos=True)
     with nm.load(path, devices=devices, **options) as model:
         assert model.generate_ids(ids(6), 64, ignore_eos=True) == wanted
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("architecture", ("llama", "gemma3"))
+def test_joined_calls_give_the_bits_of_separate_ones(architecture: str, devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model(tmp_path / "tiny.gguf", architecture, n_layer=3, types="q4_k", seed=7)
+
+    def steps() -> list[bytes]:
+        with nm.load(path, devices=devices, ctx_size=256) as model:
+            prompt = model.context.decode(ids(7, 20), [0] * 20, [19]).tobytes()
+            return [prompt, *(model.context.decode([i], [0], [0]).tobytes() for i in ids(8, 4))]
+
+    joined = steps()
+    monkeypatch.setattr("numba_meta.schedule.plan.fuse", lambda calls, *_: list(calls))
+    assert steps() == joined

@@ -1,4 +1,4 @@
-"""What Numba-CUDA lacks: memory by address, packed integers and halves, tensor cores, asynchronous copies; inline PTX where LLVM has no word.
+"""What Numba-CUDA lacks: memory by address, packed integers and halves, tensor cores, asynchronous copies; inline PTX where LLVM has none.
 
 Addresses are int64, in bytes. Global memory is read and written through address space 1, shared memory by its 32-bit address
 (`shared_address`). `simulated.py` has what of this the simulator can do; a kernel takes its names from `device.py`.
@@ -385,3 +385,33 @@ def _async_wait(n: int) -> Any:
 
 
 async_wait_all, async_wait_1, async_wait_2, async_wait_3 = (_async_wait(n) for n in range(4))
+
+
+# ---- words that other processes and GPUs read and write ----------------------------------------------------------------------------------
+
+
+@intrinsic
+def load_acquire_system(typingctx, address):  # type: ignore[no-untyped-def]
+    """An int64 that another GPU or the host wrote; what they wrote before it is visible to this thread afterwards."""
+
+    def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
+        return _asm(b, _i64, [_i64], "ld.acquire.sys.global.b64 $0, [$1];", "=l,l,~{memory}", a, True)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store_release_system(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """An int64 for another GPU or the host: who reads it sees all that this thread, and its block before a barrier, wrote before."""
+
+    def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
+        _asm(b, _void, [_i64, _i64], "st.release.sys.global.b64 [$0], $1;", "l,l,~{memory}", a, True)
+        return c.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def nanoseconds(typingctx):  # type: ignore[no-untyped-def]
+    """The GPU's clock, in steps of about a microsecond."""
+    return types.int64(), lambda c, b, s, a: _asm(b, _i64, [], "mov.u64 $0, %globaltimer;", "=l,~{memory}", [], True)

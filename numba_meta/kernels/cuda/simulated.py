@@ -1,8 +1,9 @@
-"""What the CUDA simulator can do of `intrinsics.py`: memory by address (the host's), arithmetic of one value. Neither warps nor tensor cores."""
+"""What the CUDA simulator can do of `intrinsics.py`: memory by address (the host's), arithmetic of one value; no warps, no tensor cores."""
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,14 @@ store_i64 = _storer(ctypes.c_int64, int)
 store_f32 = _storer(ctypes.c_float, float)
 store_f16 = _storer(ctypes.c_uint16, f16_bits)
 store_bf16 = _storer(ctypes.c_uint16, _bf16_bits)
+
+# x86 keeps the order of loads and that of stores: plain ones acquire and release.
+load_acquire_system, store_release_system = load_i64, store_i64
+
+
+def nanoseconds() -> int:
+    """The host's clock."""
+    return time.monotonic_ns()
 
 
 def load_v4(address: int) -> tuple[int, ...]:
