@@ -1,7 +1,8 @@
-"""Starts ranks under the real `mpirun` and says how each of them ended."""
+"""Starts ranks under the real `mpirun` and says how each of them ended. Importable from any test."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -26,6 +27,10 @@ OPEN_MPI = {
 }  # fmt: skip
 
 
+SOON = 10.0  # seconds from what goes wrong, or from when the ranks are there, to the end of the launch
+MARK = "TEST_LAUNCH"  # in the environment of every process of a launch
+
+
 @dataclass
 class Ended:
     """A launch that is over: mpirun's status, each rank's (minus a signal's number where one ended it), what they said, seconds."""
@@ -34,7 +39,7 @@ class Ended:
     ranks: dict[int, int]
     stdout: str
     stderr: str
-    seconds: float  # from the last thing that the test did to it
+    seconds: float  # from the last thing that the test did to it, or from when the last rank was there if that was later
     left: list[int]  # processes that still live
 
 
@@ -45,6 +50,7 @@ class Launch:
         self.n = n
         self.folder = folder
         environ = os.environ | OPEN_MPI | {"PYTHONPATH": str(ROOT), "NUMBA_META_CACHE": os.environ.get("NUMBA_META_CACHE", "")} | variables
+        environ[MARK] = str(folder)
         if not environ["NUMBA_META_CACHE"]:
             del environ["NUMBA_META_CACHE"]
         supervised = [sys.executable, str(PROGRAMS / "supervise.py"), str(folder), str(PROGRAMS / program), *arguments]
@@ -52,7 +58,7 @@ class Launch:
         self.process = subprocess.Popen(
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )  # fmt: skip
-        self.since = time.monotonic()
+        self.since = time.time()
 
     def wait_for(self, name: str, seconds: float = 60) -> None:
         """Until every rank has left a file of this name."""
@@ -62,12 +68,12 @@ class Launch:
             time.sleep(0.02)
 
     def signal_rank(self, rank: int, number: int) -> None:
-        self.since = time.monotonic()
+        self.since = time.time()
         os.kill(self._pid("pid", rank), number)
 
     def signal_launcher(self, number: int, whole_group: bool = False) -> None:
         """`whole_group`: as a terminal does for Ctrl-C."""
-        self.since = time.monotonic()
+        self.since = time.time()
         if whole_group:
             os.killpg(self.process.pid, number)
         else:
@@ -80,28 +86,51 @@ class Launch:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             stdout, stderr = self.process.communicate()
-        spent = time.monotonic() - self.since
-        left = self._left()
+        began = [file.stat().st_mtime for file in self.folder.glob("started.*")]
+        spent = time.time() - max(self.since, *began, 0.0)
+        left = left_of(self.folder)  # first: supervisors outlive mpirun by a moment, in which they write
         statuses = {rank: int(file.read_text()) for rank in range(self.n) if (file := self.folder / f"status.{rank}").exists()}
         return Ended(self.process.returncode, statuses, stdout, stderr, spent, left)
-
-    def _left(self) -> list[int]:
-        """Processes that live on, after a moment in which the system takes them away; they are killed."""
-        files = [f"{kind}.{rank}" for kind in ("pid", "supervisor") for rank in range(self.n)]
-        pids = [int((self.folder / name).read_text()) for name in files if (self.folder / name).exists()]
-        end = time.monotonic() + 3
-        while (alive := [pid for pid in pids if _lives(pid)]) and time.monotonic() < end:
-            time.sleep(0.05)
-        for pid in alive:
-            os.kill(pid, signal.SIGKILL)
-        return alive
 
     def _pid(self, kind: str, rank: int) -> int:
         return int((self.folder / f"{kind}.{rank}").read_text())
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def left_of(folder: Path) -> list[int]:
+    """Processes of a launch that live on, after a moment in which the system takes them away; they are killed."""
+    end = time.monotonic() + 3
+    while (alive := _marked(f"{MARK}={folder}".encode())) and time.monotonic() < end:
+        time.sleep(0.05)
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    return alive
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's; one that ended and was not waited for has no environment
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
+
+
+def said_in(stderr: str) -> list[str]:
+    """What numba_meta says in one line each. The last line of MPI's own may end in a NUL, without a line break."""
+    return [line for line in stderr.replace("\0", "\n").splitlines() if line.startswith("numba-meta: ")]
+
+
+def check_failed(ended: Ended, n: int, reason: str, soon: float = SOON) -> None:
+    """The reason was said once, and the launch ended as `check_ended` wants it."""
+    said = said_in(ended.stderr)
+    assert len(said) == 1 and reason in said[0], ended.stderr
+    check_ended(ended, n, soon)
+
+
+def check_ended(ended: Ended, n: int, soon: float = SOON) -> None:
+    """All ranks ended soon with a status other than 0 and without a traceback, nothing is left."""
+    assert "Traceback" not in ended.stderr
+    assert ended.seconds < soon, f"{ended.seconds:.1f} s: {ended.stderr}"
+    assert ended.status != 0
+    assert sorted(ended.ranks) == list(range(n)) and all(ended.ranks.values()), ended.ranks
+    assert ended.left == []

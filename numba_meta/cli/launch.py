@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
+from numba_meta.comm.launch import ALONE, detect_launch
 from numba_meta.errors import UsageError
 
 # By Open MPI's version: 5 reads the first of a pair, 4 the second. More ranks than cores are allowed, and no rank is bound to one core:
@@ -20,11 +23,15 @@ _SETTINGS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
+MAX_RANKS = 64  # a slip of the finger does not fill a machine's memory with processes
 _ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @click.command(short_help="Start a command as several ranks.", context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, metavar="N", help="Processes to start on this machine.")
+@click.option(
+    "-n", "--ranks", type=click.IntRange(1, MAX_RANKS), required=True, metavar="N",
+    help=f"Processes to start on this machine, 1 to {MAX_RANKS}.",
+)
 @click.argument("command", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def launch(ranks: int, command: tuple[str, ...]) -> None:
     """Run a numba-meta COMMAND as N processes that hold one model together.
@@ -36,11 +43,35 @@ def launch(ranks: int, command: tuple[str, ...]) -> None:
       numba-meta launch -n 2 -- generate smollm2 "The lighthouse keeper"
       numba-meta launch -n 2 -- generate smollm2 "A lamp" --device "cpu:0,cpu:0;cpu:0"
     """
+    check_not_launched(os.environ)
     program = find_mpirun(os.environ)
-    arguments = [program, "-n", str(ranks), sys.executable, "-m", "numba_meta", *command]
+    arguments = [program, *output_options(mpirun_version(program)), "-n", str(ranks), sys.executable, "-m", "numba_meta", *command]
     sys.stdout.flush()
     # The launcher takes this process's place: signals and its exit status need nobody in between.
     os.execve(program, arguments, launch_environment(os.environ, os.geteuid() == 0))
+
+
+def check_not_launched(environ: Mapping[str, str]) -> None:
+    """Raises `UsageError` in a process that is a rank itself: an mpirun in its place would wait for ranks that are not its own."""
+    found = detect_launch(environ)
+    if found.launcher != ALONE.launcher:
+        n = found.size or "several"
+        raise UsageError(f"this process is one of {n} ranks already, started by {found.launcher}; give them the command without `launch`")
+
+
+def mpirun_version(program: str) -> str:
+    """What `mpirun --version` says. Raises `UsageError` where it cannot run."""
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace", check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = " ".join(str(getattr(error, "stderr", "") or error).split())
+        raise UsageError(f"{program} does not run ({detail}); install numba-meta[mpi], which brings one") from None
+
+
+def output_options(version: str) -> list[str]:
+    """What Open MPI needs to pass a text on as it grows: from 5 on it waits for whole lines."""
+    found = re.search(r"Open MPI\)? v?(\d+)\.", version)
+    return ["--output", ":raw"] if found and int(found[1]) >= 5 else []
 
 
 def launch_environment(environ: Mapping[str, str], is_root: bool) -> dict[str, str]:

@@ -28,7 +28,7 @@ from numba_meta.comm.join import TIMEOUT_VARIABLE, Joined, JoinRequest, agree, j
 from numba_meta.comm.launch import detect_launch
 from numba_meta.comm.mesh import connect_mesh
 from numba_meta.comm.mpi_world import MpiWorld, open_world
-from numba_meta.comm.watchdog import SPEAKER_SECONDS, Watchdog, end_process
+from numba_meta.comm.watchdog import SPEAKER_SECONDS, Watchdog, end_process, say
 from numba_meta.comm.world import World
 from numba_meta.errors import NumbaMetaError
 
@@ -170,7 +170,7 @@ def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) 
     """Ends this process, or raises what the user should read."""
     if os.environ.get("NUMBA_META_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
-    if isinstance(error, JoinError):  # the same on all ranks
+    if isinstance(error, JoinError) and (running is None or running.joined is None):  # the same on all ranks, which are not connected yet
         if error.speaker != watchdog.rank:
             time.sleep(SPEAKER_SECONDS)  # less, where the speaker's end makes the launcher end this rank
             os._exit(error.exit_status)
@@ -191,6 +191,8 @@ def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) 
     ending = watchdog.report(kind, reason, exit_status)
     if not ending.speaks:
         watchdog.end_silently(ending)
+    if kind == "signal":  # whoever interrupted this rank may not be who reads: an interrupt says nothing by itself
+        say(ending.message)
     if ending.event.rank == watchdog.rank or reason == ending.event.reason:
         raise error
     raise _Told(ending.message, ending.exit_status) from None

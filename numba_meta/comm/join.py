@@ -21,13 +21,14 @@ from numba_meta.comm.record import (
     judge,
     parse_cores,
 )
-from numba_meta.comm.world import World
+from numba_meta.comm.world import Deadline, World
 from numba_meta.errors import NumbaMetaError, UsageError
 
 TIMEOUT_VARIABLE = "NUMBA_META_JOIN_TIMEOUT"
 DEFAULT_TIMEOUT = 60.0  # seconds
 _VERDICT_BYTES = 4096
 _LAST_WORDS_SECONDS = 2.0  # how long a rank that gives up listens to what the others say
+_DELIVERY_SECONDS = 0.25  # once those have spoken that can be heard: for this rank's own words to reach them
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,8 @@ def _exchange_records(world: World, record: JoinRecord, purpose: str, seconds: f
     if seconds is None:
         heard: Sequence[bytes | None] = world.exchange(data, purpose)
     else:
-        until = earliest_deadline(time.monotonic() + seconds, record.host_key, time.monotonic, time.time)
-        heard = world.exchange_within(data, until, purpose)
+        give_up = earliest_deadline(time.monotonic() + seconds, record.host_key, time.monotonic, time.time)
+        heard = world.exchange_within(data, give_up, purpose)
     records = [None if each is None else decode_record(each, rank) for rank, each in enumerate(heard)]
     present = [each for each in records if each is not None]
     missing = [rank for rank, each in enumerate(records) if each is None]
@@ -161,7 +162,8 @@ def _exchange_records(world: World, record: JoinRecord, purpose: str, seconds: f
     text = b"" if verdict is None else f"{verdict[1]} {verdict[0]}".encode()[:_VERDICT_BYTES]
     # A rank that heard all may stand beside one that gave up: nobody goes on before all said that they do.
     end = time.monotonic() + (_LAST_WORDS_SECONDS if missing or seconds is None else max(_LAST_WORDS_SECONDS, seconds))
-    ends = world.exchange_within(text.ljust(_VERDICT_BYTES, b"\0"), lambda _: end, f"{purpose}: verdict")
+    until = last_words(end, [each.rank for each in present], time.monotonic)
+    ends = world.exchange_within(text.ljust(_VERDICT_BYTES, b"\0"), until, f"{purpose}: verdict")
     speaker = min((each.rank for each in present), default=world.rank)
     if verdict is not None:
         raise JoinError(verdict[0], exit_status=verdict[1], speaker=speaker)
@@ -172,6 +174,19 @@ def _exchange_records(world: World, record: JoinRecord, purpose: str, seconds: f
             status, _, reason = theirs.partition(" ")
             raise JoinError(f"{present[rank].name}: {reason}", exit_status=int(status), speaker=speaker)
     return Joined(world.rank, tuple(present))
+
+
+def last_words(end: float, speaking: Sequence[int], clock: Callable[[], float]) -> Deadline:
+    """When to stop listening (time of `clock`): at `end`, or soon after all of the ranks `speaking` were heard."""
+    until = end
+
+    def deadline(heard: Sequence[bytes | None]) -> float:
+        nonlocal until
+        if until == end and all(heard[rank] is not None for rank in speaking):
+            until = min(end, clock() + _DELIVERY_SECONDS)
+        return until
+
+    return deadline
 
 
 def missing_text(missing: Sequence[int], size: int, seconds: float | None) -> str:

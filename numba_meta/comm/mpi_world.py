@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from numba_meta.comm.world import FRAME_BYTES, Deadline, SoloWorld, World
 _TAG = 0x6E6D
 _EAGER_POLLS = 2000  # then sleeps between looks: who waits for minutes does not hold a core
 _POLL_SECONDS = 0.0005
+# Over TCP, Open MPI ends a process whose peer is gone. It waits a little, so that the watchdog can say which rank that was, and is not
+# wordy about it. What the user set stays.
+_OPEN_MPI_SETTINGS = {"OMPI_MCA_mpi_abort_delay": "2", "OMPI_MCA_btl_base_warn_peer_error": "0"}
 
 
 class MpiWorld(World):
@@ -130,6 +134,8 @@ def import_mpi(launch: Launch) -> Any:
 
 def _initialize(mpi: Any) -> None:
     if not mpi.Is_initialized():
+        for name, value in _OPEN_MPI_SETTINGS.items():
+            os.environ.setdefault(name, value)
         provided = ctypes.c_int(-1)
         code = _library(mpi).MPI_Init_thread(None, None, ctypes.c_int(mpi.THREAD_SERIALIZED), ctypes.byref(provided))
         if code != 0:

@@ -61,6 +61,7 @@ class Watchdog:
             each.setblocking(False)
         self._old_handlers: dict[int, object] = {}
         self._old_wakeup = -1
+        self._launcher = os.getppid()
         self._thread = threading.Thread(target=self._run, name="numba_meta-watchdog", daemon=True)
 
     # ---- what the main thread calls ----------------------------------------------------------------------------------------------------
@@ -159,6 +160,8 @@ class Watchdog:
                 last_beat = now
                 self._tell({"beat": True})
             self._look_for_silence(now)
+            if os.getppid() != self._launcher:  # killed itself: nobody is left who would end the ranks
+                self._add(Event("vanished", self.rank, self.host, "was left alone: its launcher has gone"))
             if self._saying_goodbye and self._peers.keys() <= self._finished and not self._events:
                 self.all_ended.set()
             if now >= self._decide_at and self.ending is None:
@@ -174,11 +177,13 @@ class Watchdog:
     def _must_wait(self, now: float) -> bool:
         """Whether the rank that speaks is still there to do so."""
         ending = self.ending
-        if ending is None or ending.speaks or ending.speaker not in self._peers or ending.event.kind == "signal":
+        if ending is None or ending.speaks or ending.speaker not in self._peers:
             return False
         if ending.speaker in self._closed:
             self._speaker_left.set()
-        return not (self._speaker_left.is_set() or self._terminated) and now < self._decide_at + SPEAKER_SECONDS
+        # After a signal the launcher may not leave more time than it takes to print.
+        limit = PRINT_SECONDS if self._terminated or ending.event.kind == "signal" else SPEAKER_SECONDS
+        return not self._speaker_left.is_set() and now < self._decide_at + limit
 
     def _read_signals(self) -> None:
         with contextlib.suppress(OSError):
@@ -191,7 +196,6 @@ class Watchdog:
                     self._unwind_until = time.monotonic() + GATHER_SECONDS + UNWIND_SECONDS
                 self._add(Event("signal", self.rank, self.host, reason, 128 + number))
                 if number != signal.SIGINT:
-                    self._decide_at = min(self._decide_at, time.monotonic() + SIGNAL_SECONDS)
                     # A main thread that was handed the reason gets the time to print it.
                     self._unwind_until = time.monotonic() + SIGNAL_SECONDS + (PRINT_SECONDS if self._handed_over else 0.0)
                     self._terminated = True
@@ -226,8 +230,9 @@ class Watchdog:
             if event in self._events:
                 return
             self._events.append(event)
-            if self._decide_at == float("inf"):
-                self._decide_at = time.monotonic() + GATHER_SECONDS
+            # A rank that was told to end has little time: the others decide as soon as it does.
+            told_to_end = event.kind == "signal" and event.exit_status != 128 + signal.SIGINT
+            self._decide_at = min(self._decide_at, time.monotonic() + (SIGNAL_SECONDS if told_to_end else GATHER_SECONDS))
         if tell:
             self._tell({"event": vars(event)})
 

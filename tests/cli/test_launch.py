@@ -11,7 +11,7 @@ import pytest
 from mpirun import needs_mpi
 from synthetic import write_model
 
-from numba_meta.cli.launch import find_mpirun, launch_environment
+from numba_meta.cli.launch import find_mpirun, launch_environment, mpirun_version, output_options
 from numba_meta.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -35,10 +35,26 @@ def test_mpirun_that_is_missing(monkeypatch, tmp_path) -> None:
     assert find_mpirun({"PATH": ""}) == str(own)
 
 
+def test_texts_are_passed_on_as_they_grow() -> None:
+    assert output_options("mpirun (Open MPI) 5.0.11\n\nReport bugs to ...") == ["--output", ":raw"]
+    assert output_options("mpirun (Open MPI) 4.1.6") == output_options("HYDRA build details:\n  Version: 4.2.0") == []
+
+
+def test_an_mpirun_that_does_not_run(tmp_path) -> None:
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/sh\necho 'libevent is missing' >&2; exit 127\n")
+    broken.chmod(0o755)
+    with pytest.raises(UsageError, match=r"mpirun does not run \(libevent is missing\); install numba-meta\[mpi\]"):
+        mpirun_version(str(broken))
+    with pytest.raises(UsageError, match="does not run"):
+        mpirun_version(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
         (("-n", "0", "--", "info"), "0 is not in the range"),
+        (("-n", "65", "--", "info"), "65 is not in the range 1<=x<=64"),
         (("-n", "2"), "Missing argument"),
         (("--", "info"), "'--ranks'"),
     ],
@@ -72,6 +88,7 @@ def test_rank_0_speaks_alone(run, tmp_path) -> None:
         (("generate", "missing.gguf"), 2, "no prompt was given"),
         (("generate", "missing.gguf", "--file", "-"), 2, "--file - is not there yet for 2 ranks"),
         (("chat", "missing.gguf"), 2, "chat is not there yet for 2 ranks"),
+        (("launch", "-n", "2", "--", "info", "missing.gguf"), 2, "numba-meta: this process is one of 2 ranks already, started by Open MPI"),
     ],
 )
 def test_one_reason_and_the_status_of_the_command(arguments, status, pattern) -> None:

@@ -8,7 +8,7 @@ import pytest
 from fake_ranks import run_ranks
 
 from numba_meta.comm.errors import JoinError, RankError
-from numba_meta.comm.join import Joined, JoinRequest, agree, join, join_timeout, leaders_first
+from numba_meta.comm.join import Joined, JoinRequest, agree, join, join_timeout, last_words, leaders_first
 from numba_meta.comm.world import SoloWorld
 from numba_meta.errors import UsageError
 
@@ -169,6 +169,17 @@ def test_the_leader_of_each_host_goes_first():
 
     assert all(outcome.error is None for outcome in run_ranks(3, work, key="same"))
     assert done[0] == 0 and sorted(done) == [0, 1, 2]
+
+
+def test_last_words_are_waited_for_until_all_who_can_speak_have_spoken():
+    now = [100.0]
+    deadline = last_words(102.0, [0, 2], lambda: now[0])
+    assert deadline([b"a", None, None]) == 102.0
+    assert deadline([b"a", None, b"c"]) == 100.25
+    now[0] = 100.2
+    assert deadline([b"a", None, b"c"]) == 100.25  # from when the last one spoke
+    now[0] = 101.9
+    assert last_words(102.0, [0], lambda: now[0])([b"a", None]) == 102.0
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])

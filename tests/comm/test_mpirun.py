@@ -7,28 +7,11 @@ import signal
 import sys
 
 import pytest
-from mpirun import Ended, Launch, needs_mpi
+from mpirun import Launch, check_ended, check_failed, needs_mpi
 
 import numba_meta
 
 pytestmark = needs_mpi
-SOON = 10.0  # seconds
-
-
-def check_failed(ended: Ended, n: int, reason: str, soon: float = SOON) -> None:
-    """The reason was said once, and the launch ended as `check_ended` wants it."""
-    said = [line for line in ended.stderr.splitlines() if line.startswith("numba-meta: ")]
-    assert len(said) == 1 and reason in said[0], ended.stderr
-    check_ended(ended, n, soon)
-
-
-def check_ended(ended: Ended, n: int, soon: float = SOON) -> None:
-    """All ranks ended soon with a status other than 0 and without a traceback, nothing is left."""
-    assert "Traceback" not in ended.stderr
-    assert ended.seconds < soon, f"{ended.seconds:.1f} s: {ended.stderr}"
-    assert ended.status != 0
-    assert sorted(ended.ranks) == list(range(n)) and all(ended.ranks.values()), ended.ranks
-    assert ended.left == []
 
 
 @pytest.mark.parametrize("n", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
@@ -57,7 +40,7 @@ def test_a_forced_communicator(tmp_path):
 @pytest.mark.parametrize("name", ["none", "nccl", "tcp"])
 def test_a_forced_communicator_that_cannot_be(name, tmp_path):
     ended = Launch(2, tmp_path, "fits", str(tmp_path), NUMBA_META_COMM=name).end()
-    check_failed(ended, 2, f"NUMBA_META_COMM={name!r}" if name == "tcp" else f"NUMBA_META_COMM={name} (rank 0)", soon=30)
+    check_failed(ended, 2, f"NUMBA_META_COMM={name!r}" if name == "tcp" else f"NUMBA_META_COMM={name} (rank 0)")
 
 
 @pytest.mark.slow
@@ -86,26 +69,33 @@ def test_a_forced_communicator_that_cannot_be(name, tmp_path):
 def test_one_reason_ends_all(scenario, reason, n, tmp_path):
     variables = {"NUMBA_META_JOIN_TIMEOUT": "4"} if scenario == "hangs_in_build" else {}
     ended = Launch(n, tmp_path, scenario, str(tmp_path), **variables).end()
-    check_failed(ended, n, reason, soon=SOON + 20)  # with the start of Python and MPI on a busy machine
+    check_failed(ended, n, reason)
     if scenario in ("version", "options", "file", "refusal"):
         assert sorted(file.name for file in tmp_path.glob("released.*")) == [f"released.{rank}" for rank in range(n)]
 
 
 @pytest.mark.parametrize("scenario", [pytest.param("sleeps", marks=pytest.mark.slow), "never_starts"])
 def test_a_rank_that_sleeps_is_named(scenario, tmp_path):
-    launch = Launch(3, tmp_path, scenario, str(tmp_path), NUMBA_META_JOIN_TIMEOUT="3")
-    ended = launch.end()
-    check_failed(ended, 3, "never heard from rank 1 of 3 within 3 s", soon=SOON + 20)
+    ended = Launch(3, tmp_path, scenario, str(tmp_path), NUMBA_META_JOIN_TIMEOUT="5").end()
+    check_failed(ended, 3, "never heard from rank 1 of 3 within 5 s")
+    assert ended.seconds > 3  # it was waited for
 
 
 SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("scenario", "killed"), [("loop", 1), pytest.param("loop", 0, marks=SLOW), pytest.param("loop_in_python", 1, marks=SLOW)]
+    ("scenario", "killed", "network"),
+    [
+        ("loop", 1, ""),
+        pytest.param("loop", 0, "", marks=SLOW),
+        pytest.param("loop_in_python", 1, "", marks=SLOW),
+        pytest.param("loop", 1, "tcp,self", marks=SLOW),  # as between hosts: there Open MPI itself ends a rank whose peer is gone
+        pytest.param("loop", 0, "tcp,self", marks=SLOW),
+    ],
 )
-def test_a_killed_rank_is_named(scenario, killed, tmp_path):
-    launch = Launch(2, tmp_path, scenario, str(tmp_path))
+def test_a_killed_rank_is_named(scenario, killed, network, tmp_path):
+    launch = Launch(2, tmp_path, scenario, str(tmp_path), **({"OMPI_MCA_btl": network} if network else {}))
     launch.wait_for("ready")
     launch.signal_rank(killed, signal.SIGKILL)
     ended = launch.end()

@@ -267,6 +267,20 @@ def test_sigterm_ends_a_process_wherever_it_is(where):
     assert stderr == ""  # nobody else is there: who sent the signal knows
 
 
+def test_a_rank_that_was_told_to_end_lets_the_speaker_go_first(make):
+    """The speaker decides as soon, and the launcher, which ends all once one has ended, sees the speaker's end."""
+    events = {"kind": "signal", "rank": 1, "host": "host1", "reason": "was told to end (SIGTERM)", "exit_status": 143}
+    first, second = make(0, (1,)), make(1, (0,))
+    begin = time.monotonic()
+    first.far[1].send({"event": events})
+    second.far[0].send({"event": events})
+    assert first.ending().speaks and time.monotonic() - begin < watchdog_module.GATHER_SECONDS
+    assert not second.ended.is_set()
+    second.far[0].socket.close()
+    assert not second.ending().speaks
+    assert time.monotonic() - begin < watchdog_module.SPEAKER_SECONDS
+
+
 def test_a_silent_rank_waits_until_the_speaker_has_ended(make):
     rank = make(1, (0,))
     begin = time.monotonic()

@@ -54,6 +54,23 @@ def _batch(model: Model, case: Case) -> dict[str, Any]:
     return {"ids": model.generate_many(prompts, case.n_tokens, ignore_eos=True)}
 
 
+def _rows(model: Model, case: Case) -> dict[str, Any]:
+    """The logits of one more token after each of four texts, decoded alone and in one batch: digests of their bits, text by text."""
+    sequences = range(4)
+    texts = [list(case.prompt[i : i + 9 + 2 * i]) for i in sequences]
+    given = {}
+    for way in ("alone", "together"):
+        model.context.cells.clear()
+        for i, text in zip(sequences, texts, strict=True):
+            model.context.decode(text, [i] * len(text), [len(text) - 1])
+        if way == "alone":
+            rows = [model.context.decode([case.prompt[i]], [i], [0])[0].copy() for i in sequences]
+        else:
+            rows = list(model.context.decode([case.prompt[i] for i in sequences], sequences, sequences))
+        given[way] = [hashlib.sha256(row.tobytes()).hexdigest() for row in rows]
+    return given
+
+
 def _sampled(model: Model, case: Case) -> dict[str, Any]:
     """Drawn twice without a seed, once with one."""
     drawn = [model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True, temperature=100.0) for _ in range(2)]
@@ -94,4 +111,4 @@ def _refused(model: Model, case: Case) -> dict[str, Any]:
     return {"said": said, "ids": model.generate_ids(case.prompt, case.n_tokens, ignore_eos=True)}
 
 
-WAYS = {"greedy": _greedy, "growing": _growing, "batch": _batch, "sampled": _sampled, "edited": _edited, "refused": _refused}
+WAYS = {"greedy": _greedy, "growing": _growing, "batch": _batch, "rows": _rows, "sampled": _sampled, "edited": _edited, "refused": _refused}

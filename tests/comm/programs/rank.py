@@ -155,6 +155,7 @@ def hangs_in_build(launch: RankLaunch) -> None:
 
 
 def main() -> int:
+    (folder / f"started.{own_rank}").touch()  # Python is here: MPI and the launch begin
     if scenario == "mpi4py_is_missing" or (scenario == "mpi4py_is_missing_on_one" and own_rank == 1):
         sys.modules["mpi4py"] = None  # type: ignore[assignment]
     if scenario == "mpi_of_its_own":

@@ -17,6 +17,7 @@ own = os.environ["OMPI_COMM_WORLD_RANK"]
 
 
 def main() -> int:
+    (folder / f"started.{own}").touch()
     try:
         with ranks() as launch:
             played = [play(Case(**{**case, **case["of_rank"].get(own, {})}), launch) for case in cases]
