@@ -37,6 +37,8 @@ def forecast_lines(name: str, forecast: ModelForecast, measured_at: float | None
     yield from reasons(forecast)
     if forecast.speeds:
         yield f"speeds of this machine: {age(measured_at, time.time())}, as busy as it was then; --calibrate measures anew"
+    elif load.specs[0].kind == "cuda":
+        yield "how long a step takes is foreseen for CPU devices alone; `numba-meta bench` measures it"
 
 
 def age(measured_at: float | None, now: float) -> str:

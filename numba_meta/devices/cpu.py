@@ -19,6 +19,7 @@ from numba_meta.devices.cpu_stream import CpuEvent, CpuProgram, CpuStep, CpuStre
 from numba_meta.devices.host_memory import available_bytes
 from numba_meta.devices.parse import DeviceSpec, format_bytes
 from numba_meta.errors import DeviceError, OutOfMemoryError
+from numba_meta.kernels.cpu.isa import detect
 
 __all__ = ["ALIGNMENT", "CpuBuffer", "CpuDevice", "CpuEvent", "CpuProgram", "CpuStep", "CpuStream"]
 
@@ -104,6 +105,11 @@ class CpuDevice:
         self.allocated_bytes += n_bytes
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         return buffer
+
+    @property
+    def level(self) -> str:
+        """What its kernels are made for: `avx512 vnni`, `avx2`, `portable`."""
+        return detect().name.lower().replace("_", " ")
 
     @property
     def free_bytes(self) -> int | None:

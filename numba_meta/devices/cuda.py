@@ -95,6 +95,12 @@ class CudaDevice:
         return buffer
 
     @property
+    def level(self) -> str:
+        """What its kernels are made for, and the GPU: `sm_90 (NVIDIA H200)`."""
+        facts = self.gpu.facts
+        return "sm_{}{} ({})".format(*facts.capability, facts.name)
+
+    @property
     def free_bytes(self) -> int:
         """Bytes that can still be allocated: what the GPU has, and within the limit."""
         there = self.gpu.free_bytes()

@@ -46,6 +46,10 @@ class SimpleDevice(Protocol):
         """A zeroed buffer. Raises `OutOfMemoryError` where the device's limit or the machine's memory is passed."""
 
     @property
+    def level(self) -> str:
+        """What its kernels are made for: `avx512 vnni`, `sm_90`."""
+
+    @property
     def free_bytes(self) -> int | None:
         """Bytes that can still be allocated; None where nobody knows."""
 

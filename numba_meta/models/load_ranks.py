@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from numba_meta.comm.communicators import forced_name, offered_names
-from numba_meta.comm.errors import RankError
+from numba_meta.comm.communicators import CommunicatorFactory, forced_name, offered_names
 from numba_meta.comm.failure import RankLaunch
 from numba_meta.comm.join import JoinRequest
-from numba_meta.comm.mpi import MpiCommunicator, cpu_factories
+from numba_meta.comm.mpi import cpu_factories
 from numba_meta.comm.record import facts_of
 from numba_meta.devices.host_memory import available_bytes
+from numba_meta.devices.parse import DeviceSpec
 from numba_meta.models.config import ModelConfig, read_config
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, choose_threads, plan_load
@@ -52,7 +52,7 @@ class RankLoad:
         ((file, config, plan),) = planned
         check_host_memory(joined)
         n_threads = choose_threads(self._options.threads or joined.threads(), len(plan.specs))
-        ranks = Ranks(launch.rank, plan.rank_devices, self._table())
+        ranks = Ranks(launch.rank, plan.rank_devices, self._table(plan))
         return file, config, replace(plan, n_threads=n_threads), RankGroup(launch, joined, ranks)
 
     def _request(self, file: GGUFFile, config: ModelConfig, plan: LoadPlan, tensors: dict[str, TensorFacts]) -> JoinRequest:
@@ -60,18 +60,16 @@ class RankLoad:
         options = {name: value for name, value in asdict(self._options).items() if name not in _OWN}
         return JoinRequest(
             facts_of(str(identity).encode() + identity.digest.encode(), "; ".join(describe_cuts(plan.cuts)), options),
-            offers=offered_names(self._launch.world, cpu_factories()),
+            offers=offered_names(self._launch.world, factories_for(plan.specs[0])),
             forced=forced_name(),
             needed_host_bytes=needed_bytes(config, plan, tensors, self._launch.rank),
             available_host_bytes=available_bytes(),
         )
 
-    def _table(self) -> ReductionTable:
-        reduction = self._launch.reduction or self._launch.negotiate(cpu_factories())
-        communicator = reduction.communicators[0]
-        if not isinstance(communicator, MpiCommunicator):
-            raise RankError(f"the ranks agreed on {communicator.name}, which steps on CPU devices cannot use; use mpi")
-        return communicator.table
+    def _table(self, plan: LoadPlan) -> ReductionTable:
+        reduction = self._launch.reduction_for(str(self._options.devices), factories_for(plan.specs[0]))
+        table: ReductionTable = reduction.communicators[0].table  # type: ignore[attr-defined]
+        return table
 
     def close(self) -> None:
         """Closes the file, where the load ended early."""
@@ -80,14 +78,28 @@ class RankLoad:
             self._file = None
 
 
+def factories_for(device: DeviceSpec) -> tuple[CommunicatorFactory, ...]:
+    """How a rank whose first device this is can reduce. Raises `DeviceError` where there is no such GPU."""
+    if device.kind == "cpu":
+        return cpu_factories()
+    from numba_meta.comm.ipc import IpcFactory
+    from numba_meta.comm.mpi_staged import StagedMpiFactory
+    from numba_meta.comm.nccl import NcclFactory
+    from numba_meta.devices.cuda_driver import open_gpu
+
+    gpu = open_gpu(device.index)
+    return NcclFactory(gpu), IpcFactory(gpu), StagedMpiFactory(gpu), StagedMpiFactory(gpu, pairwise=True)
+
+
 def needed_bytes(config: ModelConfig, plan: LoadPlan, tensors: dict[str, TensorFacts], rank: int) -> int:
-    """Bytes of weights and caches, on devices and in the host, that a rank will keep."""
+    """Bytes of weights and caches that a rank will keep in its host's memory: all of them, unless it computes on GPUs."""
     leaves, state = smallest_graph(config, tensors, plan).leaves, leaf_state(plan.cuts)
     devices = plan.rank_devices[rank]
     weights = plan_weights([leaf for leaf in leaves if leaf.role is Role.WEIGHT], plan.cuts.weights, plan.rank_devices[-1].stop, devices)
-    total = sum(weights.n_bytes)
+    on_host = plan.specs[0].kind == "cpu"
+    total = sum(weights.n_bytes) if on_host else 0
     for leaf in leaves:
-        if leaf.role in (Role.CACHE, Role.HOST):
+        if leaf.role is Role.HOST or (leaf.role is Role.CACHE and on_host):
             copies = len(devices) if leaf.role is Role.CACHE and not state(leaf).is_split else 1
             total += copies * leaf_of_devices(leaf, state(leaf), devices).n_bytes
     return total

@@ -42,8 +42,6 @@ class LoadedModel:
     @property
     def plan(self) -> ModelPlan:
         """Cuts, shares, memory and threads as data; a table in a terminal and in a notebook."""
-        from numba_meta.kernels.cpu.isa import detect
-
         self._check_open()
         context, plan = self.context, self._load_plan
         placement, weights = context.cache_plan.placement, context.weight_plan
@@ -61,7 +59,7 @@ class LoadedModel:
         return ModelPlan(
             model=self._file.path.name,
             architecture=self.config.architecture,
-            isa=detect().name.lower().replace("_", " "),
+            isa=context.device.devices[0].level,
             exact=self._options.exact,
             cache_types=(plan.cache_types[0].name, plan.cache_types[1].name),
             n_cells=plan.cache_shape.n_cells,

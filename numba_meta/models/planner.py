@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from numba_meta.errors import OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
+from numba_meta.kernels import kernel_set
 from numba_meta.memory.placement import Placement
 from numba_meta.models.builder import GraphBuilder
 from numba_meta.models.config import ModelConfig
@@ -104,7 +105,7 @@ def plan_transport_of_model(
 ) -> ModelForecast:
     """Plans a load with these options and predicts decode steps of one sequence after each of `contexts` (None: `default_contexts`).
 
-    `speeds(needs, threads)` gives the speeds of the devices for what a step does (None: decisions alone). `free_bytes`: what the machine
+    `speeds(needs, threads)` gives the speeds of CPU devices for what a step does (None, and on CUDA devices: decisions alone). `free_bytes`: what the machine
     has for devices without a limit of their own, None for any amount. `n_cores`: cores for all threads; where there are fewer than threads,
     a copy's work comes on top of what is computed. Raises `UsageError` for impossible options or contexts.
     """
@@ -115,16 +116,17 @@ def plan_transport_of_model(
         raise UsageError(f"contexts {chosen}: expected 0 to {plan.cache_shape.n_positions - 1}, with room for one more token in --ctx-size")
     graph = smallest_graph(config, tensors, plan)
     split = infer_splits(graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
-    step = plan_step(split, plan.n_threads, options.exact, _alignment())
+    kernels = kernel_set(plan.specs[0].kind)
+    step = plan_step(split, plan.n_threads, options.exact, _alignment(plan), kernels=kernels)
     prompt_graph = smallest_graph(config, tensors, plan, options.ubatch_size)
     prompt_split = infer_splits(prompt_graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
-    prompt = plan_step(prompt_split, plan.n_threads, options.exact, _alignment())
+    prompt = plan_step(prompt_split, plan.n_threads, options.exact, _alignment(plan), kernels=kernels)
     memory = _memory(plan, split, [a + b for a, b in zip(step.workspace.n_bytes, prompt.workspace.n_bytes, strict=True)])
     _check_room(plan, memory)
     pinned = plan.host_cache is not None and plan.host_cache.pinned and all(spec.can_pin for spec in plan.specs)
     deliveries = deliveries_of(split, n_devices, pinned)
     cell_bytes = {d.layer: tuple(d.cell_bytes(j) for j in range(n_devices)) for d in deliveries}
-    known = tuple(speeds(needs_of(step), plan.n_threads)) if speeds else ()
+    known = tuple(speeds(needs_of(step), plan.n_threads)) if speeds and kernels.kind == "cpu" else ()
     links = tuple(link_of(spec.link_bytes_per_second, spec.delay_ns, speed) for spec, speed in zip(plan.specs, known, strict=False))
     names = _names(plan)
     depth = plan.host_cache.transport.depth if plan.host_cache else 0
@@ -150,10 +152,15 @@ def plan_transport_of_model(
 # ---- graphs and memory -----------------------------------------------------------------------------------------------------------------
 
 
-def _alignment() -> int:
-    from numba_meta.devices.cpu import ALIGNMENT
+def _alignment(plan: LoadPlan) -> int:
+    """Bytes at whose multiples tensors begin on devices of this kind."""
+    if plan.specs[0].kind == "cuda":
+        from numba_meta.devices.cuda import CudaDevice
 
-    return ALIGNMENT
+        return CudaDevice.alignment
+    from numba_meta.devices.cpu import CpuDevice
+
+    return CpuDevice.alignment
 
 
 def _names(plan: LoadPlan) -> tuple[str, ...]:
@@ -184,9 +191,10 @@ def smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: L
 
 
 def _memory(plan: LoadPlan, split: SplitGraph, workspace: Sequence[int]) -> MemoryNeeds:
-    n_devices, alignment = len(plan.specs), _alignment()
+    n_devices, alignment, kind = len(plan.specs), _alignment(plan), plan.specs[0].kind
     leaves, state = split.graph.leaves, leaf_state(plan.cuts)
-    weights = plan_weights([leaf for leaf in leaves if leaf.role is Role.WEIGHT], plan.cuts.weights, n_devices)
+    weight_leaves = [leaf for leaf in leaves if leaf.role is Role.WEIGHT]
+    weights = plan_weights(weight_leaves, plan.cuts.weights, n_devices, kind=kind, alignment=alignment)
     kept = [leaf for leaf in leaves if leaf.role is Role.CACHE and leaf.name.startswith("cache_")]
     tables = sum(leaf.n_bytes for leaf in leaves if leaf.role is Role.CACHE) - sum(leaf.n_bytes for leaf in kept)
     placement = plan_cache([(k.name, k.dtype, k.shape[0], k.shape[1], state(k)) for k in kept], n_devices, alignment).placement
@@ -218,7 +226,7 @@ def _plan_transport(
             window = Window((0,), _delivered_cells(config, plan.cache_shape, delivery.layer, context))
             shape = shape_of(window, full_window(plan.cache_shape, bool(config.windows[delivery.layer])))
             now.append(replace(delivery, n_cells_now=shape.n_cells, n_streams=shape.n_streams))
-        return plan_transport(now, facts[0], _alignment(), options, facts[1])
+        return plan_transport(now, facts[0], _alignment(plan), options, facts[1])
 
     roomy = planned(lambda window, full: choose_window_shape(window, full, None))
     if not roomy.is_too_large:

@@ -124,3 +124,14 @@ def test_wrong_use_is_one_line(run, path, words, said):
     outcome = run("plan", path, "-c", "512", *GIVEN, *words)
     assert outcome.status == 2 and said in outcome.err and outcome.err.splitlines()[-1].startswith("numba-meta: ")
     assert outcome.out == ""
+
+
+def test_cuda_devices_are_planned_without_one(run, path):
+    """Decisions for GPUs that are not here, with their own layout of weights; no times."""
+    outcome = run("plan", path, "-nkvo", "--device", "cuda:0,cuda:1", "-c", "2048", "--contexts", "100", "--json")
+    data = json.loads(outcome.out)
+    assert [device["name"] for device in data["devices"]] == ["cuda:0", "cuda:1"]
+    assert all(device["weight_bytes"] % 256 == 0 for device in data["devices"])
+    assert data["steps"][0]["path"] == "pipelined" and "tokens_per_second" not in data["steps"][0]
+    lines = run("plan", path, "--device", "cuda:0", "-c", "512").out.splitlines()
+    assert lines[-1] == "how long a step takes is foreseen for CPU devices alone; `numba-meta bench` measures it"
