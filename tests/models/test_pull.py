@@ -268,7 +268,8 @@ def test_a_cache_that_cannot_be_written(links: Path, tiny: KnownModel, tmp_path:
 
 
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name in ("XDG_CACHE_HOME", "NUMBA_META_CACHE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_dir() == tmp_path / ".cache" / "numba_meta" / "models"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

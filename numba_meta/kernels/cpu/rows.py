@@ -35,7 +35,6 @@ from numba_meta.kernels.cpu.simd_math import (
     copy_halves,
     device_function,
     f16_bits,
-    fma_ir,
     lanes_ir,
     share,
     stack_buffer,
@@ -159,10 +158,10 @@ def _first_lane_equal(typingctx, x, y):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _nibbles(typingctx, x, inverse):  # type: ignore[no-untyped-def]
-    """x * inverse + 8.5 without its fraction, at most 15."""
+    """x * inverse + 8.5 without its fraction, at most 15; product and sum are both rounded, as the gguf package does."""
 
     def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
-        value = b.fptosi(fma_ir(b, a[0], a[1], const_ir(VF.llvm, 8.5)), VI.llvm)
+        value = b.fptosi(b.fadd(b.fmul(a[0], a[1]), const_ir(VF.llvm, 8.5)), VI.llvm)
         top = const_ir(VI.llvm, 15)
         return b.select(b.icmp_signed(">", value, top), top, value)
 

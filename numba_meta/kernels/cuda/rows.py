@@ -11,10 +11,10 @@ import numpy as np
 from numba_meta.dtypes import BF16, CACHE_TYPES, F16, F32, Q4_0, Q8_0, DType
 from numba_meta.errors import ShapeError
 from numba_meta.kernels.cuda.device import (
+    add,
     cuda,
     device_function,
     f16_bits,
-    fma,
     load_f32,
     load_i32,
     load_i64,
@@ -86,7 +86,8 @@ def _store_q4_0(x, block, lane):  # type: ignore[no-untyped-def]
     largest = warp_max(magnitude)
     first = cuda.ffs(cuda.ballot_sync(ALL_LANES, magnitude == largest)) - 1
     d = cuda.shfl_sync(ALL_LANES, x, first) / np.float32(-8.0)
-    nibble = min(types.int32(15), types.int32(fma(x, _inverse(d), np.float32(8.5))))
+    # Product and sum are both rounded, as the gguf package does.
+    nibble = min(types.int32(15), types.int32(add(mul(x, _inverse(d)), np.float32(8.5))))
     high = cuda.shfl_down_sync(ALL_LANES, nibble, 16)
     if lane == 0:
         store_u16(block, f16_bits(d))
