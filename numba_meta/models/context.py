@@ -180,7 +180,9 @@ class Context:
         """The smallest of a few capacities that a batch fits, so that few recordings serve all batches."""
         if n_rows == 1:
             return Capacity(1, 1)
-        if n_rows <= self.ubatch_size and n_outputs <= 1:
+        # On CUDA devices more rows than these are computed on tensor cores, whose bits differ: a few rows stay with those of one.
+        stays_small = self.device.kind == "cuda" and n_rows <= SMALL_ROWS
+        if n_rows <= self.ubatch_size and n_outputs <= 1 and not stays_small:
             return Capacity(self.ubatch_size, 1)  # a prompt, short ones too
         if n_rows <= SMALL_ROWS:
             return Capacity(SMALL_ROWS, SMALL_ROWS)

@@ -110,7 +110,7 @@ class _Joined:
         weight = first.arguments["w"]
         packed, columns = self._kernels.packed, self._kernels.matmul.choose_columns(first.max_rows)
         exact = packed.activation_format(weight.dtype, self._exact, columns) == "f32"
-        most = self._kernels.matmul_vector.F32_COLUMNS[-1] if exact else columns
+        most = self._kernels.matmul_vector.most_columns(packed.same_layout(weight.dtype), exact)
         kernel = self._kernels.matmul_several.several_kernel(packed.same_layout(weight.dtype), exact, min(columns, most))
         arguments = {key: first.arguments[key] for key in ("x", "x_stride", "k", "n_rows")}
         for i in range(3):

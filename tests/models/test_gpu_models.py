@@ -68,7 +68,9 @@ def test_greedy_tokens_are_those_of_the_cpu(architecture: str, devices: str, tmp
 
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("architecture", ("llama", "gemma3"))
-def test_joined_calls_give_the_bits_of_separate_ones(architecture: str, devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_calls_give_the_bits_of_separate_ones(
+    architecture: str, devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_model(tmp_path / "tiny.gguf", architecture, n_layer=3, types="q4_k", seed=7)
 
     def steps() -> list[bytes]:

@@ -12,6 +12,7 @@ from typing import Any
 from llvmlite import ir
 
 from numba_meta.kernels.cuda import api
+from numba_meta.kernels.cuda.kernel import EARLY
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -49,11 +50,14 @@ def f32(value: float) -> Value:
 # ---- memory ----------------------------------------------------------------------------------------------------------------------------
 
 STREAM = ".nc.L1::no_allocate"  # read once: weights
-KEEP = ".nc"  # read by many warps: activations; memory that this launch does not write
+KEEP = ".nc"  # read again soon: scales of weights
+WRITTEN = "written"  # by the kernel before: activations; `.nc` may miss what was written after this kernel began (early launches)
 
 
-def load(b: Any, address: Value, n: int, offset: int = 0, hint: str = KEEP) -> list[Value]:
+def load(b: Any, address: Value, n: int, offset: int = 0, hint: str = WRITTEN) -> list[Value]:
     """n (1, 2 or 4) words of 32 bits at a multiple of their size. In the order in which they are asked for: loads first, then sums."""
+    if hint == WRITTEN:
+        hint = "" if compiling_for() >= EARLY else KEEP
     names = ", ".join(f"${i}" for i in range(n))
     vector, names = (f".v{n}", f"{{{names}}}") if n > 1 else ("", names)
     kind = ir.LiteralStructType([I32] * n) if n > 1 else I32
@@ -133,17 +137,17 @@ def bit_cast(b: Any, x: Value, kind: Any) -> Value:
 
 def start_next(b: Any) -> None:
     """Lets the next kernel begin, up to its `wait_for_previous`, as soon as there is room."""
-    if compiling_for() >= (9, 0):
+    if compiling_for() >= EARLY:
         asm(b, VOID, "griddepcontrol.launch_dependents;", "~{memory}", [], True)
 
 
 def wait_for_previous(b: Any) -> None:
     """Waits until the kernel before this one is done and what it wrote is visible."""
-    if compiling_for() >= (9, 0):
+    if compiling_for() >= EARLY:
         asm(b, VOID, "griddepcontrol.wait;", "~{memory}", [], True)
 
 
-def _for_kernels(emitter: Callable[[Any], None], doc: str) -> Any:
+def _for_kernels(emitter: Callable[[Any], None]) -> Any:
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
         emitter(b)
         return context.get_dummy_value()
@@ -151,13 +155,11 @@ def _for_kernels(emitter: Callable[[Any], None], doc: str) -> Any:
     def call(typingctx):  # type: ignore[no-untyped-def]
         return api.types.void(), codegen
 
-    call.__doc__ = doc
     return api.intrinsic(call)
 
 
-# The same for kernels written for Numba. A kernel that may begin early calls the second one in every thread that lives on.
-start_next_kernel = _for_kernels(start_next, start_next.__doc__ or "")
-wait_for_previous_kernel = _for_kernels(wait_for_previous, wait_for_previous.__doc__ or "")
+# For kernels written for Numba. Every block of a kernel that begins early must come to the second one, also if it has nothing to do.
+start_next_kernel, wait_for_previous_kernel = _for_kernels(start_next), _for_kernels(wait_for_previous)
 
 
 # ---- warps and loops -------------------------------------------------------------------------------------------------------------------
@@ -168,6 +170,11 @@ def sum_of_warp(b: Any, x: Value) -> Value:
     for distance in (16, 8, 4, 2, 1):
         x = add(b, x, asm(b, F32, f"shfl.sync.bfly.b32 $0, $1, {distance}, 31, -1;", "=f,f", [x], True))
     return x
+
+
+def keep_order(b: Any) -> None:
+    """No load moves across: fewer of them are on their way at once, fewer registers hold what they bring."""
+    asm(b, VOID, "bar.warp.sync -1;", "~{memory}", [], True)
 
 
 def slot(b: Any, value: Value) -> Value:

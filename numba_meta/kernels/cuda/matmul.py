@@ -10,7 +10,7 @@ from numba_meta.dtypes import DType
 from numba_meta.errors import UsageError
 from numba_meta.kernels.cuda.kernel import CudaKernel
 from numba_meta.kernels.cuda.matmul_tiles import tile_kernel
-from numba_meta.kernels.cuda.matmul_vector import F32_COLUMNS, Q8_COLUMNS, vector_kernel
+from numba_meta.kernels.cuda.matmul_vector import Q8_COLUMNS, most_columns, vector_kernel
 from numba_meta.kernels.cuda.packed import MOST_VECTOR_COLUMNS, activation_format, check_weight_type, same_layout
 
 TILE_COLUMNS = 128
@@ -36,19 +36,5 @@ def matmul_kernel(dtype: DType, exact: bool, n_columns: int) -> CudaKernel:
     form = activation_format(dtype, exact, n_columns)
     if form == "f16":
         return tile_kernel(same_layout(dtype))
-    most = F32_COLUMNS[-1] if form == "f32" else Q8_COLUMNS[-1]
-    return vector_kernel(same_layout(dtype), form == "f32", min(n_columns, most))
-
-
-def matmul_group_kernel(dtype: DType, exact: bool, n_columns: int, n_weights: int) -> CudaKernel:
-    """Products of the same activations with 2 or 3 weights of one type and k in one launch, with the bits of single ones.
-
-    Parameters: `x`, `x_stride`, `k`, `n_rows` as for `matmul_kernel`; for each weight i from 0 on `w_i`, `y_i`, `y_stride_i`, `n_out_i`.
-    For up to `MOST_VECTOR_COLUMNS` rows at once, in exact mode for any. Raises `UsageError`, `ShapeError`.
-    """
-    form = activation_format(dtype, exact, n_columns)
-    if n_weights not in (2, 3) or n_columns not in COLUMNS or form == "f16":
-        raise UsageError(f"no product of {n_columns} rows with {n_weights} weights at once; expected 2 or 3 weights, rows of {Q8_COLUMNS}")
-    check_weight_type(dtype)
-    most = F32_COLUMNS[-1] if form == "f32" else Q8_COLUMNS[-1]
-    return vector_kernel(same_layout(dtype), form == "f32", min(n_columns, most), n_weights)
+    exact = form == "f32"
+    return vector_kernel(same_layout(dtype), exact, min(n_columns, most_columns(dtype, exact)))

@@ -22,6 +22,7 @@ from numba_meta.dtypes import DType
 from numba_meta.kernels.cuda import emit
 from numba_meta.kernels.cuda.api import intrinsic, types
 from numba_meta.kernels.cuda.emit import STREAM, Value
+from numba_meta.kernels.cuda.kernel import EARLY
 from numba_meta.kernels.cuda.packed import FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout
 from numba_meta.kernels.cuda.quant_block import QuantBlock, QuantRow
 
@@ -192,8 +193,11 @@ class Walk:
             places.append((unit, ahead, inside))
         weights = [self.units.load(unit, ahead) for unit, ahead, _ in places]
         emit.wait_for_previous(b)  # weights do not change; activations come from there
-        for rows, (unit, ahead, inside) in zip(weights, places, strict=True):
+        in_turn = emit.compiling_for() < EARLY  # else more loads on their way are worth more registers
+        for u, (rows, (unit, ahead, inside)) in enumerate(zip(weights, places, strict=True)):
             for c, read in enumerate(self.units.columns(unit, ahead)):
+                if c or (u and in_turn):
+                    emit.keep_order(b)
                 column = read()
                 for r, row in enumerate(rows):
                     before = b.load(self.sums[r][c])
@@ -246,6 +250,7 @@ def rows_product(dtype: DType, exact: bool, n_rows: int, n_columns: int) -> Any:
             index, last = b.add(first, emit.i64(i)), b.sub(count, emit.i64(1))
             return b.select(b.icmp_signed("<", index, last), index, last)
 
+        emit.start_next(b)
         weight_rows = [clamped(row, r, n_out) for r in range(n_rows)]
         x_rows = [b.add(x, b.mul(column if n_columns == 1 else clamped(column, c, rows), x_stride)) for c in range(n_columns)]
         elements = emit.i64(unit_elements(dtype))
@@ -258,7 +263,7 @@ def rows_product(dtype: DType, exact: bool, n_rows: int, n_columns: int) -> Any:
             return Walk(b, units, n_units, lane, jump, base, sums)
 
         def go(units: Any) -> None:
-            if n_columns == 1:
+            if n_columns == 1 and not isinstance(units, ExactUnits):  # those have 8 loads of activations each
                 walk(units).several_in_flight()
             else:
                 walk(units).one_by_one()

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from numba_meta.dtypes import DType
-from numba_meta.kernels.cuda.device import cuda, device_function, load_i64, store_f32, types
+from numba_meta.kernels.cuda.device import cuda, device_function, load_i64, store_f32, types, wait_for_previous_kernel
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu, Int, Launch, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.matmul_rows import rows_product, unit_elements
-from numba_meta.kernels.cuda.matmul_vector import Q8_COLUMNS, ROWS_PER_WARP, WARPS, log_row_warps
+from numba_meta.kernels.cuda.matmul_vector import Q8_COLUMNS, ROWS_PER_WARP, WARPS, log_row_warps, most_columns
 from numba_meta.kernels.cuda.packed import FLOAT_TYPES, QUANT_LAYOUTS, same_layout
 
 MOST_MATRICES = 3
@@ -44,6 +44,7 @@ def several_kernel(dtype: DType, exact: bool, n_columns: int) -> CudaKernel:
         rows = load_i64(n_rows)
         column = types.int64(cuda.blockIdx.y) * n_columns
         if n_columns > 1 and column >= rows:
+            wait_for_previous_kernel()  # whoever is launched early behind this one relies on it
             return
         lane, warp = types.int64(cuda.threadIdx.x & 31), types.int64(cuda.threadIdx.x >> 5)
         log_parts = _log_row_warps((k + (n_elements - 1)) >> log_elements)
@@ -80,4 +81,4 @@ def several_kernel(dtype: DType, exact: bool, n_columns: int) -> CudaKernel:
 def all_kernels() -> list[CudaKernel]:
     """Those that decode steps in fast mode use."""
     layouts = dict.fromkeys(same_layout(dtype) for dtype in QUANT_LAYOUTS)
-    return [several_kernel(dtype, False, n) for dtype in layouts for n in Q8_COLUMNS]
+    return [several_kernel(dtype, False, n) for dtype in layouts for n in Q8_COLUMNS if n <= most_columns(dtype, False)]

@@ -1,10 +1,11 @@
 """Packs weights from the file's rows into the planes of `packed.py`, in numpy, some rows at a time.
 
-Types whose bytes only move (Q4_0, Q4_1, Q8_0, Q4_K) have a short way; the others go through their fields (`quants.split_blocks`).
+The usual types have a short way, words at a time; the others go through their fields (`quants.split_blocks`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from numba_meta.dtypes import DType
 from numba_meta.kernels.cuda.packed import BLOCK, FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout, planes, round_up_16
 from numba_meta.quants import split_blocks
 
-_CHUNK_ELEMENTS = 1 << 21  # intermediate arrays of a few MB
+_CHUNK_ELEMENTS = 1 << 18  # intermediate arrays that stay in the cache
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,26 @@ def _halves(stored: np.ndarray, quants: np.ndarray) -> None:
     to[:, 0], to[:, 1] = stored[:, :, :16], stored[:, :, 16:]
 
 
-def _pack_q4(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
-    """Q4_0 and Q4_1: scales, then nibbles in the order that is wanted."""
-    size = dtype.block_bytes - 16
+def _pack_legacy(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
+    """Q4_0, Q4_1, Q5_0, Q5_1: scales, a word of fifth bits where there are 5, then nibbles in the order that is wanted."""
+    begin = dtype.block_bytes - 16
     blocks = raw.reshape(raw.shape[0], -1, dtype.block_bytes)
+    size = to.scales.shape[2]
     to.scales[:] = blocks[:, :, :size]
-    to.quants.reshape(raw.shape[0], -1, 16)[:] = blocks[:, :, size:]
+    to.quants.reshape(raw.shape[0], -1, 16)[:] = blocks[:, :, begin:]
+    if begin > size:
+        pairs = np.ascontiguousarray(blocks[:, :, size:begin]).view(np.uint16)  # [row, block, elements 0..15 or 16..31]
+        spread = _spread_bits()
+        to.high[:] = (spread[pairs[:, :, 0]] | spread[pairs[:, :, 1]] << np.uint32(4))[:, :, None].view(np.uint8)
+
+
+@functools.cache
+def _spread_bits() -> np.ndarray:
+    """For each 16 bits the word whose byte j has bit 4g + j as its bit g: uint32 `[65536]`."""
+    numbers, words = np.arange(1 << 16, dtype=np.uint32), np.zeros(1 << 16, np.uint32)
+    for i in range(16):
+        words |= (numbers >> np.uint32(i) & np.uint32(1)) << np.uint32(8 * (i % 4) + i // 4)
+    return words
 
 
 def _pack_q8_0(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
@@ -119,8 +134,8 @@ def _pack_q8_0(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
     _halves(blocks[:, :, 2:], to.quants)
 
 
-def _pack_q4_k(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
-    """Nibbles lie in runs of 32 bytes: the low ones are one block, the high ones the next."""
+def _pack_q45_k(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
+    """Q4_K and Q5_K. Nibbles lie in runs of 32 bytes: the low ones are one block, the high ones the next."""
     rows = raw.shape[0]
     blocks = raw.reshape(rows, -1, dtype.block_bytes)
     to.heads[:] = blocks[:, :, :4]
@@ -130,16 +145,50 @@ def _pack_q4_k(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
     scales[:, :, 0, :, 0], scales[:, :, 0, :, 1] = first & six, second & six
     scales[:, :, 1, :, 0] = (third & np.uint8(15)) | ((first >> np.uint8(2)) & top)
     scales[:, :, 1, :, 1] = (third >> np.uint8(4)) | ((second >> np.uint8(2)) & top)
-    quants = blocks[:, :, 16:].reshape(rows, -1, 4, 2, 16)  # [row, super-block, run, half, byte]
-    low, high = quants[:, :, :, 0], quants[:, :, :, 1]
     packed = to.quants.reshape(rows, -1, 4, 2, 16)  # [row, super-block, run, block of the run, byte]
-    packed[:, :, :, 0] = (low & np.uint8(15)) | (high << np.uint8(4))
-    packed[:, :, :, 1] = (low >> np.uint8(4)) | (high & np.uint8(0xF0))
+    _nibble_runs(blocks[:, :, -128:].reshape(rows, -1, 4, 2, 16), packed[:, :, :, 0], packed[:, :, :, 1])
+    if dtype == dtypes.Q5_K:
+        words = _words(blocks[:, :, 16:48])  # bit i of byte j of word g: element 4g + j of block i
+        high = to.high.view(np.uint32).reshape(rows, -1, 8)
+        for i in range(8):
+            high[:, :, i] = _gathered(words >> np.uint32(i) & np.uint32(0x01010101), 1)
+
+
+def _pack_q6_k(raw: np.ndarray, dtype: DType, to: PlaneArrays) -> None:
+    """In each half of a super-block the low nibbles of two runs of 32 bytes are blocks 0 and 1, the high ones blocks 2 and 3."""
+    rows = raw.shape[0]
+    blocks = raw.reshape(rows, -1, dtype.block_bytes)
+    to.scales.reshape(rows, -1, 16)[:], to.heads[:] = blocks[:, :, 192:208], blocks[:, :, 208:]
+    packed = to.quants.reshape(rows, -1, 2, 4, 16)  # [row, super-block, half, block, byte]
+    _nibble_runs(blocks[:, :, :128].reshape(rows, -1, 2, 2, 2, 16), packed[:, :, :, :2], packed[:, :, :, 2:])
+    words = _words(blocks[:, :, 128:192]).reshape(rows, -1, 2, 2, 4)  # [row, super-block, half, elements 0..15 or 16..31, word]
+    high = to.high.view(np.uint32).reshape(rows, -1, 2, 4, 2)
+    for i in range(4):
+        high[:, :, :, i] = _gathered(words >> np.uint32(2 * i) & np.uint32(0x03030303), 2)
+
+
+def _nibble_runs(runs: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    """Runs of 32 bytes `[..., half, 16]`: the low nibbles to one block, the high ones to another, elements e and 16 + e in a byte."""
+    first, second = runs[..., 0, :], runs[..., 1, :]
+    low[:] = (first & np.uint8(15)) | (second << np.uint8(4))
+    high[:] = (first >> np.uint8(4)) | (second & np.uint8(0xF0))
+
+
+def _words(field: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(field).view(np.uint32)
+
+
+def _gathered(words: np.ndarray, bits: int) -> np.ndarray:
+    """Word g of the last axis, `bits` bits in each byte, at bits `bits * g`: one word for all."""
+    result = words[..., 0].copy()
+    for g in range(1, words.shape[-1]):
+        result |= words[..., g] << np.uint32(bits * g)
+    return result
 
 
 _SHORT: dict[DType, Callable[[np.ndarray, DType, PlaneArrays], None]] = {
-    dtypes.Q4_0: _pack_q4,
-    dtypes.Q4_1: _pack_q4,
+    **dict.fromkeys((dtypes.Q4_0, dtypes.Q4_1, dtypes.Q5_0, dtypes.Q5_1), _pack_legacy),
     dtypes.Q8_0: _pack_q8_0,
-    dtypes.Q4_K: _pack_q4_k,
+    **dict.fromkeys((dtypes.Q4_K, dtypes.Q5_K), _pack_q45_k),
+    dtypes.Q6_K: _pack_q6_k,
 }

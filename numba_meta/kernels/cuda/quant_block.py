@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numba_meta.kernels.cuda import emit
-from numba_meta.kernels.cuda.emit import STREAM, Value
+from numba_meta.kernels.cuda.emit import KEEP, STREAM, Value
 from numba_meta.kernels.cuda.packed import QuantLayout
 
 _LOW4 = 0x0F0F0F0F
@@ -65,13 +65,13 @@ class QuantRow:
         n_bytes = layout.scale_bytes
         scales, heads = at(self.scales, n_bytes), None
         if n_bytes == 4:
-            (small,) = emit.load(b, scales, 1, 4 * ahead)
+            (small,) = emit.load(b, scales, 1, 4 * ahead, KEEP)
         else:
             small = emit.load_small(b, scales, "u16" if n_bytes == 2 else "u8", n_bytes * ahead)
         if layout.has_scales:
             address = b.add(self.heads, b.mul(b.lshr(block, emit.i64(3)), emit.i64(layout.head_bytes)))
             offset = ahead // layout.super_blocks * layout.head_bytes
-            heads = emit.load_small(b, address, "u16", offset) if layout.head_bytes == 2 else emit.load(b, address, 1, offset)[0]
+            heads = emit.load_small(b, address, "u16", offset) if layout.head_bytes == 2 else emit.load(b, address, 1, offset, KEEP)[0]
         return QuantBlock(b, layout, quants, high, small, heads)
 
 
@@ -125,5 +125,3 @@ class QuantBlock:
         """The minimum, or -(offset * scale), exact in float32."""
         minimum = self.minimum(group)
         return minimum if minimum is not None else emit.mul(self.b, scale, emit.f32(-float(self.layout.offset)))
-
-

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,14 +23,20 @@ needs_ptxas = pytest.mark.skipif(ptxas() is None, reason="needs ptxas (package n
 FOLDER = Path(numba_meta.kernels.cuda.__path__[0])
 
 
-def check(kernel: CudaKernel, capability: tuple[int, int]) -> None:
-    ptx = kernel.ptx(capability)
-    # Who lets the next kernel begin early may itself have begun early: it must wait for the one before it.
-    assert "griddepcontrol.wait" in ptx or "griddepcontrol.launch_dependents" not in ptx, kernel
-    need = resources_of_ptx(ptx, capability)
-    assert need.spill_bytes == 0, (kernel, need)
-    assert -(-need.registers // 8) * 8 * kernel.max_threads <= REGISTERS, (kernel, need)
-    assert need.shared_bytes <= 48 << 10, (kernel, need)
+def check(kernels: Iterable[CudaKernel], capability_of: Callable[[CudaKernel], tuple[int, int]]) -> None:
+    """Compiles kernel after kernel; meanwhile ptxas assembles those before it."""
+    with ThreadPoolExecutor(1) as pool:
+        needs = []
+        for kernel in kernels:
+            ptx = kernel.ptx(capability_of(kernel))
+            # Who lets the next kernel begin early may itself have begun early: it must wait for the one before it.
+            assert "griddepcontrol.wait" in ptx or "griddepcontrol.launch_dependents" not in ptx, kernel
+            needs.append((kernel, pool.submit(resources_of_ptx, ptx, capability_of(kernel))))
+        for kernel, found in needs:
+            need = found.result()
+            assert need.spill_bytes == 0, (kernel, need)
+            assert -(-need.registers // 8) * 8 * kernel.max_threads <= REGISTERS, (kernel, need)
+            assert need.shared_bytes <= 48 << 10, (kernel, need)
 
 
 MODULES = pytest.mark.parametrize("module", kernels_by_module())
@@ -38,8 +46,7 @@ MODULES = pytest.mark.parametrize("module", kernels_by_module())
 @MODULES
 def test_kernels_assemble(module: str) -> None:
     """Each kernel for the first capability that it declares."""
-    for kernel in kernels_by_module()[module]:
-        check(kernel, kernel.capability)
+    check(kernels_by_module()[module], lambda kernel: kernel.capability)
 
 
 @pytest.mark.slow
@@ -47,9 +54,7 @@ def test_kernels_assemble(module: str) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: f"sm_{c[0]}{c[1]}")
 @MODULES
 def test_kernels_assemble_for_newer_ones(module: str, capability: tuple[int, int]) -> None:
-    for kernel in kernels_by_module()[module]:
-        if kernel.capability < capability:
-            check(kernel, capability)
+    check((kernel for kernel in kernels_by_module()[module] if kernel.capability < capability), lambda kernel: capability)
 
 
 def test_kernels_begin_early_where_they_can() -> None:

@@ -14,7 +14,8 @@ from numba_meta.dtypes import DType
 from numba_meta.kernels.cuda import emit, packed
 from numba_meta.kernels.cuda.get_rows import get_rows_kernel
 from numba_meta.kernels.cuda.kernel import CudaKernel
-from numba_meta.kernels.cuda.matmul import COLUMNS, TILE_COLUMNS, matmul_group_kernel, matmul_kernel
+from numba_meta.kernels.cuda.matmul import COLUMNS, TILE_COLUMNS, matmul_kernel
+from numba_meta.kernels.cuda.matmul_several import several_kernel
 from numba_meta.kernels.cuda.quantize import quantize_kernel
 
 pytestmark = pytest.mark.gpu
@@ -216,23 +217,21 @@ def test_output_rows_stand_alone(dtype: DType, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("n_columns", [1, 4])
-@pytest.mark.parametrize(("dtype", "exact"), [(dtypes.Q4_0, False), (dtypes.Q6_K, False), (dtypes.Q4_0, True), (dtypes.F16, True)], ids=str)
-def test_groups_of_weights_have_the_bits_of_single_ones(dtype: DType, exact: bool, n_columns: int) -> None:
-    gpu, k, live = on_gpu.open_gpu(), 9216, n_columns
-    for sizes in ((70, 9), (33, 0, 17), (8, 8, 8)):
+@pytest.mark.parametrize("dtype", [dtypes.Q4_0, dtypes.Q6_K], ids=repr)
+def test_several_weights_at_once_have_the_bits_of_single_ones(dtype: DType, n_columns: int) -> None:
+    gpu, k = on_gpu.open_gpu(), 9216
+    for sizes in ((70, 9, 0), (33, 0, 17), (8, 8, 8)):
         weights = [make_weights(dtype, n_out, k, np.random.default_rng()) for n_out in sizes]
-        x, _ = values_read(weights[0], exact, n_columns, random_rows(n_columns, k))
-        data = np.ascontiguousarray(x).view(np.uint8)
-        arguments: dict[str, Any] = {"x": gpu.upload(data), "x_stride": data.strides[0], "k": k, "n_rows": gpu.upload(np.array([live]))}
+        x, _ = values_read(weights[0], False, n_columns, random_rows(n_columns, k))
+        arguments: dict[str, Any] = {"x": gpu.upload(x), "x_stride": x.strides[0], "k": k, "n_rows": gpu.upload(np.array([n_columns]))}
         outs = [gpu.empty((n_columns + 1) * 4 * (n + 3)) for n in sizes]
         for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
-            one = {"w": gpu.upload(weight.planes), "y": out, "y_stride": 4 * (weight.n_out + 3), "n_out": weight.n_out}
-            arguments |= {f"{name}_{i}": value for name, value in one.items()}
-        gpu.run(matmul_group_kernel(dtype, exact, n_columns, len(sizes)), n_columns, **arguments)
+            arguments |= {f"w{i}": gpu.upload(weight.planes), f"y{i}": out, f"y{i}_stride": 4 * (weight.n_out + 3), f"n{i}": weight.n_out}
+        gpu.run(several_kernel(packed.same_layout(dtype), False, n_columns), n_columns, **arguments)
         for weight, out in zip(weights, outs, strict=True):
             y = out.download(np.float32, (n_columns + 1, weight.n_out + 3))
             assert np.isnan(y[n_columns:]).all() and np.isnan(y[:, weight.n_out :]).all()
-            assert bits(y[:n_columns, : weight.n_out]) == bits(multiply(weight, exact, n_columns, x))
+            assert bits(y[:n_columns, : weight.n_out]) == bits(multiply(weight, False, n_columns, x))
 
 
 @pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q5_0, dtypes.Q6_K], ids=repr)

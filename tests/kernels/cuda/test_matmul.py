@@ -11,11 +11,12 @@ from numba_meta import dtypes
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError, UsageError
 from numba_meta.kernels.cuda.kernel import Gpu
-from numba_meta.kernels.cuda.matmul import COLUMNS, TILE_COLUMNS, choose_columns, matmul_group_kernel, matmul_kernel
+from numba_meta.kernels.cuda.matmul import COLUMNS, TILE_COLUMNS, choose_columns, matmul_kernel
 from numba_meta.kernels.cuda.matmul_rows import unit_elements
-from numba_meta.kernels.cuda.matmul_tiles import LARGE, SMALL, choose_tiling
-from numba_meta.kernels.cuda.matmul_vector import WARPS, log_block_rows, log_row_warps
+from numba_meta.kernels.cuda.matmul_tiles import choose_tiling
+from numba_meta.kernels.cuda.matmul_vector import ROWS_PER_WARP, WARPS, log_row_warps, most_columns
 from numba_meta.kernels.cuda.packed import MOST_VECTOR_COLUMNS
+from numba_meta.kernels.cuda.tile_block import LARGE, SMALL, shared_bytes
 
 H200 = Gpu((9, 0), 132, 227 << 10)
 WEIGHT_TYPES = st.sampled_from(dtypes.WEIGHT_TYPES)
@@ -39,9 +40,9 @@ def test_a_launch_covers_every_output_once(dtype: DType, exact: bool, n_columns:
         tiling = choose_tiling(n_out, rows, H200.n_multiprocessors)
         of_weights, of_rows, per_block, at_once = launch.grid[1], launch.grid[0], tiling.w_rows * launch.grid[2], tiling.x_rows
     else:
-        at_once = min(n_columns, 8) if exact or not dtype.is_quantized else min(n_columns, MOST_VECTOR_COLUMNS)
+        at_once = min(n_columns, most_columns(dtype, exact))
         of_weights, of_rows = launch.grid[0], launch.grid[1]
-        per_block = 1 << log_block_rows(-(-k // unit_elements(dtype)))
+        per_block = WARPS * ROWS_PER_WARP >> log_row_warps(-(-k // unit_elements(dtype)))
     assert of_weights * per_block >= n_out > (of_weights - 1) * per_block or n_out == of_weights == 0
     assert n_out == 0 or of_rows * at_once >= rows > (of_rows - 1) * at_once
     assert launch.block[0] <= kernel.max_threads
@@ -72,20 +73,16 @@ def test_code_is_what_the_capability_allows() -> None:
     assert [early in matmul_kernel(dtypes.Q4_0, False, 1).ptx(capability) for capability in ((8, 0), (9, 0))] == [False, True]
 
 
+@pytest.mark.parametrize(("capability", "most"), [((7, 5), 64 << 10), ((8, 0), 163 << 10), ((8, 6), 99 << 10), ((9, 0), 227 << 10)])
+def test_tiles_fit_the_shared_memory_of_a_block(capability: tuple[int, int], most: int) -> None:
+    assert all(0 < shared_bytes(dtype, capability) <= most for dtype in (dtypes.Q4_0, dtypes.F16))
+
+
 @given(st.integers(1, 200), st.integers(1, 5000), st.integers(1, 600))
 def test_small_tiles_where_large_ones_leave_the_gpu_idle(n_multiprocessors: int, n_out: int, rows: int) -> None:
     tiling = choose_tiling(n_out, rows, n_multiprocessors)
     n_large = -(-n_out // LARGE.w_rows) * -(-rows // LARGE.x_rows)
     assert tiling is (SMALL if rows <= SMALL.x_rows or n_large * 2 <= n_multiprocessors else LARGE)
-
-
-@given(st.integers(2, 3), st.lists(st.integers(0, 3000), min_size=3, max_size=3), st.sampled_from([32, 576, 4096, 14336]))
-def test_a_group_has_the_blocks_of_its_weights(n_weights: int, n_outs: list[int], k: int) -> None:
-    sizes = n_outs[:n_weights]
-    together = {"k": k, **{f"n_out_{i}": n for i, n in enumerate(sizes)}}
-    launch = matmul_group_kernel(dtypes.Q8_0, False, 1, n_weights).launch(together, 1, H200)
-    alone = [matmul_kernel(dtypes.Q8_0, False, 1).launch({"k": k, "n_out": n}, 1, H200) for n in sizes]
-    assert launch.grid[0] == sum(each.grid[0] for each in alone)
 
 
 @pytest.mark.skipif(ptxas() is None, reason="needs ptxas (package nvidia-cuda-nvcc)")
@@ -101,8 +98,6 @@ def test_decode_keeps_enough_warps_in_flight(dtype: DType, capability: tuple[int
     ("call", "error", "words"),
     [
         (lambda: matmul_kernel(dtypes.Q8_0, False, 3), UsageError, "not 3"),
-        (lambda: matmul_group_kernel(dtypes.Q8_0, False, 1, 4), UsageError, "with 4 weights"),
-        (lambda: matmul_group_kernel(dtypes.Q8_0, False, TILE_COLUMNS, 2), UsageError, "128 rows"),
         (lambda: matmul_kernel(dtypes.I32, False, 1), ShapeError, "i32 is no type of weights"),
     ],
 )
