@@ -43,7 +43,8 @@ class RankLaunch:
         self.world = world
         self.watchdog = watchdog
         self.joined: Joined | None = None
-        self.reduction: Reduction | None = None
+        self.reduction: Reduction | None = None  # the one that was agreed on last
+        self._reductions: dict[str, Reduction] = {}
 
     @property
     def rank(self) -> int:
@@ -65,13 +66,26 @@ class RankLaunch:
         self.joined = joined
         return joined
 
-    def negotiate(self, factories: Sequence[CommunicatorFactory]) -> Reduction:
-        """One way to reduce that all ranks can use (`communicators.negotiate`), closed when the launch ends."""
+    def negotiate(self, factories: Sequence[CommunicatorFactory], devices: str | None = None) -> Reduction:
+        """One way to reduce that all ranks can use (`communicators.negotiate`), closed when the launch ends. `devices`: of all ranks."""
         if self.joined is None:
             raise RankError("the ranks would agree on a communicator before they joined; call `join` first")
         with self._limited("build and probe a communicator"):
             self.reduction = negotiate(self.world, self.joined, factories)
+        self._reductions[f"{len(self._reductions)}" if devices is None else devices] = self.reduction
+        if self.watchdog is not None:
+            aborts = [getattr(communicator, "abort", None) for communicator in self.reduction.communicators]
+            self.watchdog.before_exit += [abort for abort in aborts if abort is not None]
         return self.reduction
+
+    def reduction_for(self, devices: str, factories: Sequence[CommunicatorFactory]) -> Reduction:
+        """As `negotiate`, once for the same devices of all ranks: models share it."""
+        return self._reductions.get(devices) or self.negotiate(factories, devices)
+
+    def close(self) -> None:
+        """Closes what it agreed on."""
+        for reduction in self._reductions.values():
+            reduction.close()
 
     @contextlib.contextmanager
     def _limited(self, what: str) -> Iterator[None]:
@@ -102,7 +116,7 @@ def ranks() -> Iterator[RankLaunch]:
         try:
             yield alone
         finally:
-            _close(alone)
+            alone.close()
         return
     watchdog = Watchdog(launch.rank, os.uname().nodename)
     watchdog.start()
@@ -151,7 +165,7 @@ def _end_well(running: RankLaunch | None, watchdog: Watchdog) -> None:
     if running is not None:
         if running.joined is not None:
             watchdog.finish()
-        _close(running)
+        running.close()
         if isinstance(running.world, MpiWorld):
             guard = threading.Timer(_FINALIZE_SECONDS, os._exit, (1,))
             guard.daemon = True
@@ -159,11 +173,6 @@ def _end_well(running: RankLaunch | None, watchdog: Watchdog) -> None:
             running.world.finalize()
             guard.cancel()
     watchdog.stop()
-
-
-def _close(running: RankLaunch) -> None:
-    if running.reduction is not None:
-        running.reduction.close()
 
 
 def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) -> NoReturn:

@@ -30,6 +30,9 @@ class MpiTable:
     Steps that use it run one at a time on one thread (MPI is initialized as SERIALIZED).
     """
 
+    all_reduce = words.mpi_all_reduce
+    gather_columns = words.mpi_gather_columns
+
     def __init__(self, world: MpiWorld, *, pairwise: bool = False, large_bytes: int = LARGE_BYTES) -> None:
         if pairwise and world.size != 2:
             raise RankError(f"pairwise reductions need 2 ranks, not {world.size}")

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -40,7 +40,8 @@ class Watchdog:
         self.ending: Ending | None = None
         self.decided = threading.Event()
         self.all_ended = threading.Event()
-        self._end = end_process if end is None else end
+        self.before_exit: list[Callable[[], None]] = []  # what ends work that may wait for other ranks for ever: kernels on a GPU
+        self._end = (lambda ending: end_process(ending, self.before_exit)) if end is None else end
         self._peers: dict[int, Peer] = {}
         self._last_heard: dict[int, float] = {}
         self._closed: set[int] = set()
@@ -246,11 +247,12 @@ class Watchdog:
             self._wake.send(b"\0")
 
 
-def end_process(ending: Ending) -> None:
+def end_process(ending: Ending, before_exit: Sequence[Callable[[], None]] = ()) -> None:
     """Ends this process at once, wherever its main thread is."""
     if ending.speaks:
         say(ending.message)
         flush()
+    _do_briefly(before_exit)
     os._exit(ending.exit_status)
 
 
@@ -267,9 +269,21 @@ def flush() -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(0.2)
+    _do_briefly([work])
+
+
+def _do_briefly(works: Sequence[Callable[[], None]]) -> None:
+    """Does what may hang, for a moment."""
+
+    def all_of_them() -> None:
+        for work in works:
+            with contextlib.suppress(Exception):
+                work()
+
+    if works:
+        thread = threading.Thread(target=all_of_them, daemon=True)
+        thread.start()
+        thread.join(PRINT_SECONDS * 2)
 
 
 def _ignore(number: int, frame: object) -> None:

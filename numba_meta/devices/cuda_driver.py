@@ -164,14 +164,15 @@ class GpuContext:
     def export_memory(self, address: int) -> bytes:
         """A handle (64 bytes) with which another process of this host reaches memory of `allocate`, from its first byte on."""
         with self.current():
-            return ctypes.string_at(call("cuIpcGetMemHandle", address).getPtr(), _HANDLE_BYTES)
+            handle = call("cuIpcGetMemHandle", address)
+            return ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
 
     def import_memory(self, handle: bytes) -> int:
         """The address here of memory that another process exported; see `forget_memory`."""
         given = _bindings().CUipcMemHandle()
         ctypes.memmove(given.getPtr(), handle, _HANDLE_BYTES)
         with self.current():
-            return int(call("cuIpcOpenMemHandle", given, _bindings().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
+            return int(call("cuIpcOpenMemHandle", given, int(_bindings().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)))
 
     def forget_memory(self, address: int) -> None:
         """Gives back what `import_memory` returned."""
@@ -241,8 +242,12 @@ class GpuContext:
 
     def call_host(self, function: int, stream: int) -> None:
         """Calls a C function `void(void *)`, given by its address, in a stream's order, from a thread of the driver."""
+        # Not by the bindings: what they wrap around a function is gone after its first call, and recordings call it again.
+        library = ctypes.CDLL("libcuda.so.1")
         with self.current():
-            call("cuLaunchHostFunc", stream, _bindings().CUhostFn(function), 0)
+            status = library.cuLaunchHostFunc(ctypes.c_void_p(stream), ctypes.c_void_p(function), None)
+        if status != 0:
+            raise DeviceError(f"cuLaunchHostFunc failed: {_name(_bindings(), _bindings().CUresult(status))}")
 
     # ---- kernels -----------------------------------------------------------------------------------------------------------------------
 

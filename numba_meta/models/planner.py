@@ -106,8 +106,8 @@ def plan_transport_of_model(
     """Plans a load with these options and predicts decode steps of one sequence after each of `contexts` (None: `default_contexts`).
 
     `speeds(needs, threads)` gives the speeds of CPU devices for what a step does (None, and on CUDA devices: decisions alone).
-    `free_bytes`: what the machine has for devices without a limit of their own, None for any amount. `n_cores`: cores for all threads; where
-    there are fewer than threads, a copy's work comes on top of what is computed. Raises `UsageError` for impossible options or contexts.
+    `free_bytes`: what the machine has for devices without a limit of their own, None for any amount. `n_cores`: cores for all threads;
+    where there are fewer than threads, a copy's work comes on top of what is computed. Raises `UsageError` for what is impossible.
     """
     plan = plan_load(config, tensors, options)
     n_devices = len(plan.specs)

@@ -1,7 +1,7 @@
 """Lowering of collectives over ranks: a rank's devices meet, its first one exchanges with the other ranks, the others copy the result.
 
-MPI is called by thread 0 of the first device's compute stream, which is the Python thread that runs the step. The first device takes part
-in every collective, also where it does not need the result: the other ranks wait for it.
+The exchange is part of the first device's compute stream. Where that is a CPU device, thread 0 calls MPI, which is the Python thread that
+runs the step. The first device takes part in every collective, also where it does not need the result: the other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -45,17 +45,15 @@ class RankLowering:
         self._hand_out(out)
 
     def _reduce(self, part: Tensor, out: Tensor) -> None:
-        from numba_meta.kernels.cpu.mpi import mpi_all_reduce
-
         n, stride = self._to.row_extent(out)
         rows, n_elements = self._to.count(out), out.n_elements
         own: Place = part
         if not self._is_alone:
             own = self._to.scratch("of_rank", 4 * n_elements)
             self._to.add_up(AddressList(self._to.peers(part)), own, n, stride, rows)
-        scratch = self._to.scratch("mpi", self._ranks.table.reduce_scratch_bytes(n_elements))
+        scratch = self._to.scratch("over_ranks", self._ranks.table.reduce_scratch_bytes(n_elements))
         self._to.call(
-            mpi_all_reduce,
+            self._ranks.table.all_reduce,
             (own,),
             (out, scratch),
             table=self._ranks.table.address,
@@ -69,8 +67,6 @@ class RankLowering:
         )
 
     def _gather(self, piece: Tensor, out: Tensor) -> None:
-        from numba_meta.kernels.cpu.mpi import mpi_gather_columns
-
         extents = self._split.states[self._to.whole(piece)].extents
         widths = [sum(extents[device] for device in devices) for devices in self._ranks.devices]
         width, rows = widths[self._ranks.rank], self._to.count(out)
@@ -78,9 +74,9 @@ class RankLowering:
         if not self._is_alone:
             own = self._to.scratch("of_rank", 4 * width * out.shape[1])
             self._to.join_columns(self._to.peers(piece), own, 4 * width, rows, out.name)
-        scratch = self._to.scratch("mpi", self._ranks.table.gather_scratch_bytes(widths, out.shape[1]))
+        scratch = self._to.scratch("over_ranks", self._ranks.table.gather_scratch_bytes(widths, out.shape[1]))
         self._to.call(
-            mpi_gather_columns,
+            self._ranks.table.gather_columns,
             (own,),
             (out, scratch),
             table=self._ranks.table.address,

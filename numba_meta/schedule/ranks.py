@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from numba_meta.ops.lowering import Kernel
+
+
+@runtime_checkable
+class StreamWork(Protocol):
+    """Work that a library, or the host, does in the order of a CUDA device's stream; there as long as a recording of it runs."""
+
+    def enqueue(self, stream: int) -> None:
+        """Enqueues it on a stream, which may be captured: nothing may be allocated or loaded now."""
+
+    def free(self) -> None:
+        """Gives back what it uses."""
+
+
+@runtime_checkable
+class StreamCall(Protocol):
+    """Stands where a kernel does, for such work."""
+
+    name: str
+
+    def prepare(self, arguments: Mapping[str, int], data: Mapping[str, np.ndarray], max_rows: int) -> StreamWork:
+        """The work for these arguments. `data`: those that are constants, as the host knows them. `max_rows`: as many can be live."""
 
 
 class ReductionTable(Protocol):
-    """What compiled reductions over ranks need (`comm.mpi_table.MpiTable`)."""
+    """How recorded steps reduce over ranks: with MPI (`comm.mpi_table.MpiTable`, `comm.mpi_staged`), `comm.ipc`, `comm.nccl`.
+
+    `all_reduce` and `gather_columns` are kernels, or stand for them, with the arguments of `kernels/cpu/mpi.py`.
+    """
+
+    @property
+    def all_reduce(self) -> Kernel:
+        """Sums rows over all ranks."""
+
+    @property
+    def gather_columns(self) -> Kernel:
+        """Joins rows of all ranks."""
 
     @property
     def address(self) -> int:

@@ -26,7 +26,7 @@ from numba_meta.kernels.cuda.kernel import EARLY, CudaArguments, CudaKernel, Lau
 from numba_meta.ops.lowering import Constant
 from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows
 from numba_meta.schedule.lower import Call, EventName
-from numba_meta.schedule.ranks import Kept, StreamCall
+from numba_meta.schedule.ranks import StreamCall, StreamWork
 from numba_meta.schedule.record import Binder
 from numba_meta.schedule.trace import is_delivery, is_write_back
 
@@ -103,8 +103,8 @@ class RecordedCudaStep:
         self._memory.free()
         for rows in self._parts.late_rows:
             rows.memory.free()
-        for kept in self._parts.kept:
-            kept.free()
+        for work in self._parts.works:
+            work.free()
 
 
 class _Constants:
@@ -139,23 +139,13 @@ class _Launch:
 
 
 @dataclass(frozen=True)
-class _Enqueued:
-    """What a library enqueues by itself: with addresses, and with the data of constants."""
-
-    call: StreamCall
-    arguments: dict[str, int]
-    data: dict[str, np.ndarray]
-    max_rows: int
-
-
-@dataclass(frozen=True)
 class _Parts:
     """What a recorded graph needs as long as it runs: its arguments, what sets its copies before a step, what moves rows after it."""
 
     launches: tuple[_Launch, ...]
     windows: LiveWindows
     late_rows: tuple[LateRows, ...]
-    kept: tuple[Kept, ...] = ()
+    works: tuple[StreamWork, ...]
 
 
 class _Recorder:
@@ -177,7 +167,7 @@ class _Recorder:
         self._events: list[tuple[CudaDevice, int]] = []
         self._deliveries: list[tuple[Delivery, list[Any]]] = []
         self._late: list[LateRows] = []
-        self._kept: list[Kept] = []
+        self._works: list[StreamWork] = []
         self._behind_kernel: set[int] = set()  # streams whose last entry is a kernel: the next one may begin early
 
     def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
@@ -201,7 +191,11 @@ class _Recorder:
                 gpu.copy_async(memory.address, output, memory.data.size, main)
             launches = [prepared for _, _, _, prepared in order if isinstance(prepared, _Launch)]
             windows = LiveWindows(recorded.graph, self._binder, self._deliveries)
-            return recorded.graph, _Parts(tuple(launches), windows, tuple(self._late), tuple(self._kept))
+            return recorded.graph, _Parts(tuple(launches), windows, tuple(self._late), tuple(self._works))
+        except BaseException:
+            for work in self._works:
+                work.free()
+            raise
         finally:
             for owner, event in self._events:
                 owner.gpu.destroy_event(event)
@@ -229,7 +223,7 @@ class _Recorder:
                 stuck = next(calls[0] for calls in queues.values() if calls)
                 raise PlacementError(f"{stuck.node}: {stuck.waits or 'a meeting'} is waited for, and nothing records it before")
 
-    def _prepared(self, device: int, call: Call) -> _Launch | _Enqueued | Delivery | None:
+    def _prepared(self, device: int, call: Call) -> _Launch | StreamWork | Delivery | None:
         if call.kernel is None:
             return None
         if is_delivery(call) and "n_cells" in call.arguments:
@@ -238,7 +232,8 @@ class _Recorder:
         values = {name: self._binder.value(device, value) for name, value in call.arguments.items()}
         if isinstance(call.kernel, StreamCall):
             data = {name: value.data for name, value in call.arguments.items() if isinstance(value, Constant)}
-            return _Enqueued(call.kernel, values, data, call.max_rows)
+            self._works.append(call.kernel.prepare(values, data, call.max_rows))
+            return self._works[-1]
         assert isinstance(call.kernel, CudaKernel)
         if is_write_back(call) and not on.gpu.is_pinned(values["host"]):
             rows, count = call.arguments["cells"], call.arguments["n_rows"]
@@ -260,21 +255,26 @@ class _Recorder:
         return Delivery(source, stream_bytes, cell_bytes, destination, width, room, (streams, n_streams, n_cells))
 
     def _enqueue(
-        self, device: int, stream: int, call: Call, prepared: _Launch | _Enqueued | Delivery | None, named: dict[tuple[int, EventName], int]
+        self,
+        device: int,
+        stream: int,
+        call: Call,
+        prepared: _Launch | StreamWork | Delivery | None,
+        named: dict[tuple[int, EventName], int],
     ) -> None:
         if isinstance(prepared, Delivery):
             gpu, first = self._devices[device].gpu, tuple(range(prepared.max_streams))
             self._behind_kernel.discard(stream)
             self._deliveries.append((prepared, [capture_copy(gpu, copy, stream) for copy in prepared.copies(first, 1)]))
-        elif isinstance(prepared, _Enqueued):
-            self._behind_kernel.discard(stream)
-            self._kept += prepared.call.enqueue(prepared.arguments, prepared.data, prepared.max_rows, stream)
-        elif prepared is not None:
+        elif isinstance(prepared, _Launch):
             launch, parameters = prepared.launch, int(prepared.arguments.addresses.ctypes.data)
             gpu = self._devices[device].gpu
             early = stream in self._behind_kernel and gpu.facts.capability >= EARLY and call.arguments.get("k") != 0
             gpu.launch(prepared.function, launch.grid, launch.block, launch.shared_bytes, stream, parameters, early)
             self._behind_kernel.add(stream)
+        elif prepared is not None:
+            self._behind_kernel.discard(stream)
+            prepared.enqueue(stream)
         elif call.records is not None:
             named[device, call.records] = self._record_event(device, stream)
         elif call.waits is not None:

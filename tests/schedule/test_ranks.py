@@ -8,6 +8,7 @@ import pytest
 from schedule.model_graphs import ModelGraph
 
 from numba_meta.errors import PlacementError
+from numba_meta.kernels.cpu.mpi import mpi_all_reduce, mpi_gather_columns
 from numba_meta.schedule.infer import infer_splits
 from numba_meta.schedule.lower import Call, Peer
 from numba_meta.schedule.plan import StepPlan, plan_step, storage_lifetimes
@@ -21,6 +22,8 @@ class Table:
     """A table of reductions that only says how much scratch it wants: enough to tell the sizes apart."""
 
     address = 4096
+    all_reduce = mpi_all_reduce
+    gather_columns = mpi_gather_columns
 
     def reduce_scratch_bytes(self, n_elements: int) -> int:
         return 8 * n_elements + 64

@@ -210,5 +210,5 @@ def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKern
 
 def all_kernels() -> list[CudaKernel]:
     """Every type once, and the smallest and largest heads."""
-    shapes = [(F32, F32, 32, 32), (F32, F32, 256, 256), (F16, BF16, 128, 64), (Q8_0, Q4_0, 96, 128), (Q4_0, Q8_0, 256, 256)]
+    shapes = [(F32, F32, 32, 32), (F32, F32, 256, 256), (F16, BF16, 128, 64), (Q4_0, Q8_0, 256, 256)]
     return [make(*shape) for shape in shapes for make in (plain_chunks, plain_rows)]

@@ -260,6 +260,6 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int
 
 def all_kernels() -> list[CudaKernel]:
     """Every type and the usual head sizes."""
-    shapes = [(F16, F16, 64, 64), (F16, F16, 128, 128), (F16, F16, 256, 256), (BF16, BF16, 128, 128), (Q8_0, Q8_0, 64, 64)]
-    shapes += [(Q8_0, Q8_0, 128, 128), (Q4_0, Q4_0, 256, 256), (Q4_0, BF16, 96, 32)]
+    shapes = [(F16, F16, 64, 64), (F16, F16, 128, 128), (F16, F16, 256, 256), (BF16, BF16, 128, 128), (Q8_0, Q8_0, 128, 128)]
+    shapes += [(Q4_0, Q4_0, 256, 256), (Q4_0, BF16, 96, 32)]
     return [prompt_rows(*shape) for shape in shapes]
