@@ -94,6 +94,7 @@ class GpuContext:
         self.handle = call("cuDevicePrimaryCtxRetain", self._device)
         self._modules: dict[bytes, Any] = {}
         self._functions: dict[tuple[bytes, str], Any] = {}
+        self._shared: dict[tuple[bytes, str], int] = {}  # dynamic shared memory that a function was allowed
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -260,9 +261,10 @@ class GpuContext:
             if key not in self._functions:
                 self._functions[key] = call("cuModuleGetFunction", self._modules[cubin], entry.encode())
             function = self._functions[key]
-            if shared_bytes > 48 << 10:
+            if shared_bytes > self._shared.get(key, 48 << 10):  # never less: another launch of it may need what it has
                 kind = _bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 call("cuFuncSetAttribute", function, kind, shared_bytes)
+                self._shared[key] = shared_bytes
             return function
 
     def launch(

@@ -73,12 +73,12 @@ class CudaGraph:
                 call("cuGraphExecDestroy", self._executable)
                 call("cuGraphDestroy", self._graph)
 
-    def set_copy(self, node: Any, copy: Copy2D) -> None:
-        """Changes what a recorded copy copies, from the next launch on; one without rows does nothing."""
-        with self._gpu.current():
+    def set_copy(self, gpu: GpuContext, node: Any, copy: Copy2D) -> None:
+        """Changes what a copy that was recorded for a GPU copies, from the next launch on; one without rows does nothing."""
+        with gpu.current():
             call("cuGraphNodeSetEnabled", self._executable, node, int(copy.height > 0))
             if copy.height > 0:
-                call("cuGraphExecMemcpyNodeSetParams", self._executable, node, copy.parameters(), self._gpu.handle)
+                call("cuGraphExecMemcpyNodeSetParams", self._executable, node, copy.parameters(), gpu.handle)
 
 
 class Capture:
@@ -98,7 +98,9 @@ def capture(gpu: GpuContext, stream: int) -> Iterator[Capture]:
         yield found
     except BaseException:
         with gpu.current():
-            bindings().cuStreamEndCapture(stream)  # whatever it says: the first error counts
+            status, *graphs = bindings().cuStreamEndCapture(stream)  # whatever it says: the first error counts
+            if int(status) == 0 and graphs:
+                bindings().cuGraphDestroy(*graphs)
         raise
     with gpu.current():
         graph = call("cuStreamEndCapture", stream)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.devices.cuda import CudaDevice
-from numba_meta.devices.cuda_driver import PinnedMemory
+from numba_meta.devices.cuda_driver import GpuContext, PinnedMemory
 from numba_meta.devices.cuda_graph import Copy2D, CudaGraph
 from numba_meta.schedule.record import Binder, InputBlock
 
@@ -19,6 +19,7 @@ from numba_meta.schedule.record import Binder, InputBlock
 class Delivery:
     """A window that the copy engine brings: one copy per stream that there is room for. `inputs` names who says what is live."""
 
+    gpu: GpuContext  # whose copy engine
     source: int
     stream_bytes: int
     cell_bytes: int
@@ -60,7 +61,7 @@ class LiveWindows:
                 self._set[i] = None  # a copy that cannot be set leaves others that are
                 for delivery, nodes in group:
                     for node, copy in zip(nodes, delivery.copies(*live), strict=True):
-                        self._graph.set_copy(node, copy)
+                        self._graph.set_copy(delivery.gpu, node, copy)
                 self._set[i] = live
 
 

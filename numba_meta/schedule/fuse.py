@@ -145,8 +145,9 @@ class _Joined:
         same = query["table"] is rope["table"] and query["n_rows"] is rope["n_rows"] is store["n_rows"] is value["n_rows"]
         same = same and value["cells"] is store["cells"] and query["head_dim"] == rope["head_dim"] and query["half"] == rope["half"]
         whole = store["n"] == rope["n_head"] * rope["head_dim"] and rope["y_head_stride"] == 4 * rope["head_dim"]
-        early = [i for i in self._readers.get(storage_of(query["y"]), []) if i < store_v]
-        if not (same and whole) or early:
+        # All happens where V is stored: nobody may read Q or K's cache before, nor devices meet, who read of each other.
+        early = [i for place in (query["y"], store["cache"]) for i in self._readers.get(storage_of(place), []) if q < i < store_v]
+        if not (same and whole) or early or any(call.meets for call in calls[q:store_v]):
             return None
         dtype, interleaved = store["cache"].dtype, self._name(k) == "rope_interleaved"
         arguments = {
@@ -208,6 +209,8 @@ class _Joined:
             before = self._writer(a[x], add, ("all_reduce", "rms_norm"))
             if before is None or before in changes or not self._is_read_by(a[x], [add]) or not self._is_free_of_meetings(before, add):
                 continue
+            if storage_of(a[other]) is storage_of(a[x]):
+                continue  # doubled: the joined kernel would read what is not written any more
             p = self.calls[before].arguments
             arguments |= {"other": a[other], "other_stride": a[f"{other}_stride"]}
             if p["n"] != a["n"] or p["n_rows"] is not a["n_rows"]:

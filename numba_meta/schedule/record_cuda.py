@@ -171,13 +171,13 @@ class _Recorder:
         self._behind_kernel: set[int] = set()  # streams whose last entry is a kernel: the next one may begin early
 
     def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
-        # Modules are loaded and constants placed first: neither may happen while a stream is captured.
-        order = [(device, purpose, call, self._prepared(device, call)) for device, purpose, call in self._in_order()]
         gpu, main = self._devices[0].gpu, self._streams[0, "compute"]
-        used = dict.fromkeys((device, purpose) for device, purpose, _, _ in order)
-        used |= dict.fromkeys((j, "compute") for j in range(len(self._devices)))
-        others = [key for key in used if key != (0, "compute")]
         try:
+            # Modules are loaded and constants placed first: neither may happen while a stream is captured.
+            order = [(device, purpose, call, self._prepared(device, call)) for device, purpose, call in self._in_order()]
+            used = dict.fromkeys((device, purpose) for device, purpose, _, _ in order)
+            used |= dict.fromkeys((j, "compute") for j in range(len(self._devices)))
+            others = [key for key in used if key != (0, "compute")]
             with capture(gpu, main) as recorded:
                 begun = self._record_event(0, main)
                 for key in others:
@@ -195,6 +195,8 @@ class _Recorder:
         except BaseException:
             for work in self._works:
                 work.free()
+            for rows in self._late:
+                rows.memory.free()
             raise
         finally:
             for owner, event in self._events:
@@ -252,7 +254,7 @@ class _Recorder:
         source, stream_bytes, cell_bytes, destination, width = (int(self._binder.value(device, arguments[name])) for name in names)
         streams, n_streams, n_cells = (arguments[name].name for name in ("streams", "n_streams", "n_cells"))
         room = arguments["destination"].params["n_streams"]
-        return Delivery(source, stream_bytes, cell_bytes, destination, width, room, (streams, n_streams, n_cells))
+        return Delivery(self._devices[device].gpu, source, stream_bytes, cell_bytes, destination, width, room, (streams, n_streams, n_cells))
 
     def _enqueue(
         self,
@@ -263,9 +265,9 @@ class _Recorder:
         named: dict[tuple[int, EventName], int],
     ) -> None:
         if isinstance(prepared, Delivery):
-            gpu, first = self._devices[device].gpu, tuple(range(prepared.max_streams))
+            first = tuple(range(prepared.max_streams))
             self._behind_kernel.discard(stream)
-            self._deliveries.append((prepared, [capture_copy(gpu, copy, stream) for copy in prepared.copies(first, 1)]))
+            self._deliveries.append((prepared, [capture_copy(prepared.gpu, copy, stream) for copy in prepared.copies(first, 1)]))
         elif isinstance(prepared, _Launch):
             launch, parameters = prepared.launch, int(prepared.arguments.addresses.ctypes.data)
             gpu = self._devices[device].gpu

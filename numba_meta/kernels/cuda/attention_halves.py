@@ -14,7 +14,7 @@ from numba_meta.kernels.cuda.device import (
     device_function,
     high_bf16,
     load_u16,
-    load_v4_nc,
+    load_v4_once,
     low_bf16,
     pack_f16,
     permute_bytes,
@@ -51,7 +51,7 @@ def _eight(dtype: DType) -> Any:
 
         @device_function
         def read(row, i):  # type: ignore[no-untyped-def]
-            x0, x1, x2, x3 = load_v4_nc(row + 16 * i)
+            x0, x1, x2, x3 = load_v4_once(row + 16 * i)
             return _halves(x0), _halves(x1), _halves(x2), _halves(x3)
 
     elif dtype is Q8_0:

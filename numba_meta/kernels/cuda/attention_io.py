@@ -14,8 +14,8 @@ from numba_meta.kernels.cuda.device import (
     high_f16,
     load_f16,
     load_u16,
-    load_v2_nc,
-    load_v4_nc,
+    load_v2_once,
+    load_v4_once,
     low_bf16,
     low_f16,
     types,
@@ -48,21 +48,21 @@ def read_4(dtype: DType) -> Any:
 
         @device_function
         def read(row, block, lane):  # type: ignore[no-untyped-def]
-            a, b, c, d = load_v4_nc(row + 128 * block + 16 * lane)
+            a, b, c, d = load_v4_once(row + 128 * block + 16 * lane)
             return bits_float(a), bits_float(b), bits_float(c), bits_float(d)
 
     elif dtype is F16:
 
         @device_function
         def read(row, block, lane):  # type: ignore[no-untyped-def]
-            a, b = load_v2_nc(row + 64 * block + 8 * lane)
+            a, b = load_v2_once(row + 64 * block + 8 * lane)
             return low_f16(a), high_f16(a), low_f16(b), high_f16(b)
 
     elif dtype is BF16:
 
         @device_function
         def read(row, block, lane):  # type: ignore[no-untyped-def]
-            a, b = load_v2_nc(row + 64 * block + 8 * lane)
+            a, b = load_v2_once(row + 64 * block + 8 * lane)
             return low_bf16(a), high_bf16(a), low_bf16(b), high_bf16(b)
 
     elif dtype is Q8_0:

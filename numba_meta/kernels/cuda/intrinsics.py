@@ -125,9 +125,12 @@ def _vector_loader(instruction: str, n: int, float_values: bool = False) -> Any:
     return intrinsic(load)
 
 
-# `_nc`: memory that no kernel of this launch writes (weights, cells below those of this step); read once, not kept in L1.
+# `_nc`: memory that never changes while steps run (weights), not kept in L1. What a kernel of this step wrote, cells of a cache included,
+# `_nc` may miss where this kernel began early: `_once` reads it, and does not keep it in L1 either.
 load_v4_nc = _vector_loader("ld.global.nc.L1::no_allocate.v4.b32", 4)
 load_v2_nc = _vector_loader("ld.global.nc.L1::no_allocate.v2.b32", 2)
+load_v4_once = _vector_loader("ld.global.L1::no_allocate.v4.b32", 4)
+load_v2_once = _vector_loader("ld.global.L1::no_allocate.v2.b32", 2)
 load_v4 = _vector_loader("ld.global.v4.b32", 4)
 load_v2 = _vector_loader("ld.global.v2.b32", 2)
 load_v4_f32 = _vector_loader("ld.global.v4.f32", 4, True)

@@ -85,7 +85,7 @@ def load_v2(address: int) -> tuple[int, ...]:
     return tuple(load_i32(address + 4 * i) for i in range(2))
 
 
-load_v4_nc, load_v2_nc = load_v4, load_v2
+load_v4_nc, load_v2_nc = load_v4_once, load_v2_once = load_v4, load_v2
 
 
 def load_v4_f32(address: int) -> tuple[Any, ...]:
