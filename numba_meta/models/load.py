@@ -13,7 +13,7 @@ import numpy as np
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.errors import ModelFileError, NumbaMetaWarning
 from numba_meta.graph import Graph
-from numba_meta.models import gemma3, llama
+from numba_meta.models.architectures import build_graph
 from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.config import ModelConfig, read_config
 from numba_meta.models.context import Context
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numba_meta.comm.failure import RankLaunch
 
 Progress = Callable[[str, int, int], None]
-BUILDERS = {"llama": llama.build, "gemma3": gemma3.build}
 
 
 def load(
@@ -179,7 +178,7 @@ def graph_builder(file: GGUFFile, config: ModelConfig, plan: LoadPlan) -> tuple[
     tensors, factors = tensor_facts(file), _rope_factors(file)
 
     def build(batch: BatchShape) -> Graph:
-        return BUILDERS[config.architecture](GraphBuilder(config, tensors, batch, factors))
+        return build_graph(config, GraphBuilder(config, tensors, batch, factors))
 
     smallest = BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, *plan.cache_types)
     return build, build(smallest).leaves

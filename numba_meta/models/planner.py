@@ -13,10 +13,10 @@ from numba_meta.errors import OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
 from numba_meta.kernels import kernel_set
 from numba_meta.memory.placement import Placement
+from numba_meta.models.architectures import build_graph
 from numba_meta.models.builder import GraphBuilder
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.kv_cache import CacheShape, plan_cache
-from numba_meta.models.load import BUILDERS
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, plan_load
 from numba_meta.models.step_shape import batch_shape, leaf_state
 from numba_meta.models.transport import deliveries_of
@@ -187,7 +187,7 @@ def smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: L
         for local in (False, True) if shape.n_window_cells else (False,):
             windows[local] = choose_window_shape(Window((0,), 0), full_window(shape, local), None)
     batch = batch_shape(shape, plan.cache_types, plan.host_cache, n_rows, 1, windows)
-    return BUILDERS[config.architecture](GraphBuilder(config, tensors, batch, None))
+    return build_graph(config, GraphBuilder(config, tensors, batch, None))
 
 
 def _memory(plan: LoadPlan, split: SplitGraph, workspace: Sequence[int]) -> MemoryNeeds:
