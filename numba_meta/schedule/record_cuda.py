@@ -254,7 +254,8 @@ class _Recorder:
         source, stream_bytes, cell_bytes, destination, width = (int(self._binder.value(device, arguments[name])) for name in names)
         streams, n_streams, n_cells = (arguments[name].name for name in ("streams", "n_streams", "n_cells"))
         room = arguments["destination"].params["n_streams"]
-        return Delivery(self._devices[device].gpu, source, stream_bytes, cell_bytes, destination, width, room, (streams, n_streams, n_cells))
+        gpu, live = self._devices[device].gpu, (streams, n_streams, n_cells)
+        return Delivery(gpu, source, stream_bytes, cell_bytes, destination, width, room, live)
 
     def _enqueue(
         self,

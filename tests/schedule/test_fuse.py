@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from synthetic import write_model
 
 import numba_meta as nm
+from numba_meta.dtypes import F32
 from numba_meta.kernels import kernel_set
 from numba_meta.models.recordings import Capacity
+from numba_meta.ops.lowering import Constant
 from numba_meta.schedule.fuse import fuse
 from numba_meta.schedule.lower import Call, Peer, storage_of
 from numba_meta.schedule.plan import StepPlan, plan_step, read_elsewhere
@@ -80,3 +83,22 @@ def test_a_result_that_others_read_stays(tmp_path: Path) -> None:
     kept = fuse(calls, kernel_set("cuda"), False, everything)
     still = {storage_of(place) for call in kept for place in call.writes}
     assert everything <= still
+
+
+def test_what_is_doubled_is_not_joined_with_the_norm_before_it() -> None:
+    """x + x reads the first norm's result twice; joined, its second operand would never be written."""
+    kernels, count = kernel_set("cuda"), Constant("count", np.array([1], np.int64))
+    x, y, total, z = (Tensor(name, F32, (64, 1, 1, 1), (4, 256, 256, 256), "op", (), {}, Role.NODE) for name in "xyzt")
+    weight = Constant("weight", np.ones(64, np.float32))
+
+    def norm(source: Tensor, to: Tensor) -> Call:
+        own = {"x": source, "y": to, "weight": weight, "n_rows": count}
+        sizes = {"x_stride": 256, "y_stride": 256, "n": 64, "rows_per_token": 1, "eps": 1e-5}
+        return Call(kernels.norm.rms_norm, own | sizes, (source, weight, count), (to,))
+
+    for other in (y, x):
+        operands = {"x": y, "y": other, "out": total, "n_rows": count}
+        sizes = {"x_stride": 256, "y_stride": 256, "out_stride": 256, "n": 64}
+        add = Call(kernels.elementwise.add, operands | sizes, (y, other, count), (total,))
+        made = names(tuple(fuse([norm(x, y), add, norm(total, z)], kernels, False, ())))
+        assert made == (["rms_norm", "add_rms_norm"] if other is y else ["norm_add_rms_norm"])

@@ -262,6 +262,7 @@ def decode_chunks(
             ahead_at += TILE * warps
 
         weight0, weight1 = _sum_over_cells(weight0), _sum_over_cells(weight1)
+        async_wait_all()  # a warp without a tile has asked for zeros in its ring and waited for nothing
         cuda.syncthreads()  # the rings are read: warps leave their results there
         g, head = lane >> 2, 2 * (lane & 3)
         own, sums = shared + warp * results, shared + warps * results

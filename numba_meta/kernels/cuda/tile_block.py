@@ -304,6 +304,8 @@ class Block:
                 with b.if_then(b.icmp_signed("<", row, self.rows)):
                     (word,) = emit.load(b, b.add(b.add(self.x, b.mul(row, self.x_stride)), scale_at), 1)
                     to, scale = b.add(y, b.mul(row, y_stride)), b.bitcast(word, emit.F32)
+                    # Without elements nobody wrote the row of activations: what lies there may be NaN.
+                    scale = b.select(b.icmp_signed(">", self.k, emit.i64(0)), scale, emit.f32(0.0))
                     for j in range(self.tiling.n):
                         for e in range(2):
                             column = b.add(out, emit.i64(8 * j + e))

@@ -1,4 +1,4 @@
-"""What a kernel may do before it has waited for the one before it, read from its PTX: by paths, and by the pointers that addresses come from."""
+"""What a kernel does before it has waited for the one before it, from its PTX: by paths, and by the pointers that addresses come from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numba_meta.kernels.cuda.kernel import CudaKernel, Ptr
 
 WAIT = "griddepcontrol.wait"
-CONSTANT = re.compile(r"w\d?|(\w+_)?weight|n_rows")  # parameters that point to what no kernel of a step writes
+CONSTANT = re.compile(r"w\d?|(\w+_)?weight|n_rows|__cudart_\w+")  # pointers to what no kernel of a step writes; tables of sines
 _REGISTER = re.compile(r"%(?!p\d)[a-z]+\d+")  # predicates apart: an address does not come from what chooses it
 
 
@@ -29,7 +29,7 @@ class Access:
 def _instructions(ptx: str) -> list[str]:
     """Labels (`name:`) and instructions of the kernel, in order; scopes of inline code are left out."""
     body = ptx[ptx.index("{", ptx.index(".visible .entry")) + 1 :]
-    body = re.sub(r"//[^\n]*", "", body[: body.rindex("}")])
+    body = re.sub(r"//[^\n]*", "", body[: body.index("\n}")])  # functions that it calls come behind
     found = []
     for line in body.split("\n"):
         label = re.fullmatch(r"\s*(\$\w+):\s*", line)
@@ -83,7 +83,10 @@ def _sources(instructions: list[str], kernel: CudaKernel) -> dict[str, set[str]]
         elif not opcode.startswith(("ld.", "st.", "bra", "setp")) and operands:
             target = re.match(r"\{[^}]*\}|[^,]*", operands)
             assert target is not None
-            steps.append((re.findall(_REGISTER, target[0]), re.findall(_REGISTER, operands[target.end() :])))
+            targets = re.findall(_REGISTER, target[0])
+            steps.append((targets, re.findall(_REGISTER, operands[target.end() :])))
+            for each in targets:
+                found.setdefault(each, set()).update(re.findall(r"__cudart_\w+", operands))
     changed = True
     while changed:
         changed = False

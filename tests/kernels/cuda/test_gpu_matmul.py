@@ -252,8 +252,8 @@ def test_largest_integers_do_not_overflow(dtype: DType) -> None:
 def test_nothing_to_add_gives_zeros_and_nothing_to_write_writes_nothing(dtype: DType, n_columns: int) -> None:
     no_k = make_weights(dtype, 21, 0, np.random.default_rng())
     row_bytes = max(4, packed.activation_row_bytes(packed.activation_format(dtype, False, n_columns), 0))
-    scale_one = np.float32([1.0] * (row_bytes // 4))  # `f16` rows have a scale even then
-    y = multiply(no_k, False, n_columns, np.tile(scale_one, (3, 1)))
+    unwritten = np.full((3, row_bytes // 4), np.nan, np.float32)  # `f16` rows have a scale even then, which nobody writes
+    y = multiply(no_k, False, n_columns, unwritten)
     assert y.shape == (3, 21) and not y.any()
     no_rows = make_weights(dtype, 0, 256, np.random.default_rng())
     x, _ = values_read(no_rows, False, n_columns, random_rows(3, 256))

@@ -1,0 +1,115 @@
+"""Recorded graphs on a driver without a GPU: copies belong to their GPU, failures leave nothing, functions keep their shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from devices.fake_driver import INVALID_VALUE, SUCCESS, FakeDriver
+
+from numba_meta.devices import cuda_driver, cuda_graph
+from numba_meta.devices.cuda_driver import open_gpu
+from numba_meta.devices.cuda_graph import Copy2D, CudaGraph, capture
+from numba_meta.errors import DeviceError
+
+
+class GraphDriver(FakeDriver):
+    """With graphs: `told` is what was asked for, in order."""
+
+    CUstreamCaptureMode = staticmethod(int)
+    CUDA_MEMCPY3D = SimpleNamespace
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared bytes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+        self.stack: list[str] = []
+
+    def cuCtxPushCurrent(self, context: str) -> Any:
+        self.stack.append(context)
+        return super().cuCtxPushCurrent(context)
+
+    def cuCtxPopCurrent(self) -> Any:
+        return super().cuCtxPopCurrent() if self.stack.pop() else (INVALID_VALUE,)
+
+    def cuStreamBeginCapture(self, stream: int, mode: int) -> Any:
+        return (SUCCESS,)
+
+    def cuStreamEndCapture(self, stream: int) -> Any:
+        return self._new("graph")
+
+    def cuGraphDestroy(self, graph: int) -> Any:
+        return self._end("graph")
+
+    def cuGraphInstantiate(self, graph: int, flags: int) -> Any:
+        return self._new("executable")
+
+    def cuGraphExecDestroy(self, graph: int) -> Any:
+        return self._end("executable")
+
+    def cuGraphNodeSetEnabled(self, graph: int, node: str, enabled: int) -> Any:
+        self.told.append((node, enabled))
+        return (SUCCESS,)
+
+    def cuGraphExecMemcpyNodeSetParams(self, graph: int, node: str, copy: Any, context: str) -> Any:
+        self.told.append((node, copy.WidthInBytes, copy.Height, context, self.stack[-1]))
+        return (SUCCESS,)
+
+    def cuModuleLoadData(self, cubin: bytes) -> Any:
+        return SUCCESS, cubin
+
+    def cuModuleGetFunction(self, module: bytes, entry: bytes) -> Any:
+        return SUCCESS, entry
+
+    def cuFuncSetAttribute(self, function: bytes, attribute: str, value: int) -> Any:
+        self.told.append((function, attribute, value))
+        return (SUCCESS,)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphDriver]:
+    fake = GraphDriver()
+    monkeypatch.setattr(cuda_driver, "_bindings", lambda: fake)
+    monkeypatch.setattr(cuda_graph, "bindings", lambda: fake)
+    open_gpu.cache_clear()
+    yield fake
+    open_gpu.cache_clear()
+    assert not any(fake.live.values()), fake.live
+
+
+def test_a_copy_is_set_for_the_gpu_that_it_was_recorded_for(driver: GraphDriver) -> None:
+    first, second = open_gpu(0), open_gpu(1)
+    with capture(first, 7) as recorded:
+        pass
+    recorded.graph.set_copy(second, "node", Copy2D(1000, 48, 2000, 48, 48, 10))
+    recorded.graph.set_copy(second, "node", Copy2D(1000, 48, 2000, 48, 48, 0))
+    assert driver.told == [("node", 1), ("node", 480, 1, "context 1", "context 1"), ("node", 0)]
+    recorded.graph.destroy()
+    recorded.graph.destroy()
+
+
+@pytest.mark.parametrize("is_joined", (True, False))
+def test_what_fails_while_a_stream_is_captured_leaves_no_graph(is_joined: bool, driver: GraphDriver) -> None:
+    if not is_joined:
+        driver.fails["cuStreamEndCapture"] = 904  # other streams have not come back
+    with pytest.raises(DeviceError, match="^what failed first$"), capture(open_gpu(0), 7):
+        raise DeviceError("what failed first")
+    assert driver.calls["cuGraphDestroy"] == int(is_joined)
+
+
+def test_a_graph_that_cannot_be_made_is_given_back(driver: GraphDriver) -> None:
+    driver.fails["cuGraphInstantiate"] = INVALID_VALUE
+    with pytest.raises(DeviceError, match="cuGraphInstantiate failed: CUDA_ERROR_INVALID_VALUE"), capture(open_gpu(0), 7):
+        pass
+    assert driver.calls["cuGraphDestroy"] == 1
+    del driver.fails["cuGraphInstantiate"]
+    CudaGraph(open_gpu(0), driver.cuStreamEndCapture(7)[1]).destroy()
+
+
+def test_a_function_keeps_the_shared_memory_that_it_was_given(driver: GraphDriver) -> None:
+    gpu = open_gpu(0)
+    for kib in (40, 60, 50, 60, 64):
+        assert gpu.function(b"code", "kernel", kib << 10) == b"kernel"
+    assert [value for _, _, value in driver.told] == [60 << 10, 64 << 10]
