@@ -17,6 +17,7 @@ import numpy as np
 
 from numba_meta.errors import DeviceError, OutOfMemoryError
 
+_EARLY_DRIVER = 12030  # CUDA 12.3: graphs keep that a kernel may begin early
 _HANDLE_BYTES = 64  # of an exported allocation
 _INSTALL = "install numba-meta[cuda13] (driver 580 or newer) or numba-meta[cuda12]"
 
@@ -104,6 +105,11 @@ class GpuContext:
             yield
         finally:
             call("cuCtxPopCurrent")
+
+    @functools.cached_property
+    def records_early_launches(self) -> bool:
+        """Whether a recorded launch may begin while the kernel before it still runs: from capability 9.0 and CUDA 12.3 on."""
+        return self.facts.capability >= (9, 0) and call("cuDriverGetVersion") >= _EARLY_DRIVER
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 

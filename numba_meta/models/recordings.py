@@ -166,7 +166,12 @@ class Recorder:
         output = plan.devices[0].graph.graph.outputs[0]
         first = workspace.buffers[0]
         assert first is not None
-        step = self._steps.record(binder, first, binder.address(0, output) - bases[0], output.n_bytes)
+        try:
+            step = self._steps.record(binder, first, binder.address(0, output) - bases[0], output.n_bytes)
+        except BaseException:
+            for memory in own:
+                memory.free()
+            raise
         check = self._ranks.table.check if self._ranks else None
         return Recording(plan, step, host, workspace, self._transport, windows, own, check)
 
@@ -188,7 +193,11 @@ class Recorder:
             offsets[leaf.name] = end
             end = round_up(end + leaf.n_bytes, 8)
         host = self._steps.host_memory(end)
-        copies = self._device.allocate([end] * len(self._device), "inputs")
+        try:
+            copies = self._device.allocate([end] * len(self._device), "inputs")
+        except BaseException:
+            host.free()
+            raise
         types = {4: np.int32, 8: np.int64}
         parts = {leaf: host.data[offsets[leaf.name] : offsets[leaf.name] + leaf.n_bytes] for leaf in leaves}
         views = {leaf.name: part.view(types[leaf.dtype.block_bytes]) for leaf, part in parts.items()}

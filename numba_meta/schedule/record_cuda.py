@@ -22,7 +22,7 @@ from numba_meta.devices.cuda_graph import CudaGraph, capture, capture_copy
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
-from numba_meta.kernels.cuda.kernel import EARLY, CudaArguments, CudaKernel, Launch
+from numba_meta.kernels.cuda.kernel import CudaArguments, CudaKernel, Launch
 from numba_meta.ops.lowering import Constant
 from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows
 from numba_meta.schedule.lower import Call, EventName
@@ -272,7 +272,7 @@ class _Recorder:
         elif isinstance(prepared, _Launch):
             launch, parameters = prepared.launch, int(prepared.arguments.addresses.ctypes.data)
             gpu = self._devices[device].gpu
-            early = stream in self._behind_kernel and gpu.facts.capability >= EARLY and call.arguments.get("k") != 0
+            early = stream in self._behind_kernel and gpu.records_early_launches and call.arguments.get("k") != 0
             gpu.launch(prepared.function, launch.grid, launch.block, launch.shared_bytes, stream, parameters, early)
             self._behind_kernel.add(stream)
         elif prepared is not None:

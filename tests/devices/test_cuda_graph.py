@@ -24,6 +24,7 @@ class GraphDriver(FakeDriver):
 
     def __init__(self) -> None:
         super().__init__()
+        self.version = 13000
         self.told: list[Any] = []
         self.stack: list[str] = []
 
@@ -33,6 +34,9 @@ class GraphDriver(FakeDriver):
 
     def cuCtxPopCurrent(self) -> Any:
         return super().cuCtxPopCurrent() if self.stack.pop() else (INVALID_VALUE,)
+
+    def cuDriverGetVersion(self) -> Any:
+        return SUCCESS, self.version
 
     def cuStreamBeginCapture(self, stream: int, mode: int) -> Any:
         return (SUCCESS,)
@@ -106,6 +110,12 @@ def test_a_graph_that_cannot_be_made_is_given_back(driver: GraphDriver) -> None:
     assert driver.calls["cuGraphDestroy"] == 1
     del driver.fails["cuGraphInstantiate"]
     CudaGraph(open_gpu(0), driver.cuStreamEndCapture(7)[1]).destroy()
+
+
+@pytest.mark.parametrize(("capability", "version", "expected"), [(9, 12030, True), (12, 13000, True), (9, 12020, False), (8, 13000, False)])
+def test_launches_are_recorded_early_where_graphs_keep_it(capability: int, version: int, expected: bool, driver: GraphDriver) -> None:
+    driver.attributes["major"], driver.version = capability, version
+    assert open_gpu(0).records_early_launches == expected
 
 
 def test_a_function_keeps_the_shared_memory_that_it_was_given(driver: GraphDriver) -> None:

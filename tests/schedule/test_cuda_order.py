@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from schedule.model_graphs import ModelGraph
@@ -18,6 +20,7 @@ from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.infer import infer_splits
 from numba_meta.schedule.lower import Call
 from numba_meta.schedule.plan import StepPlan, plan_step
+from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.transport_plan import DeviceFacts, TransportOptions, plan_transport
 
 CELLS = 512
@@ -25,10 +28,17 @@ CELLS = 512
 
 @functools.cache
 def cuda_plan(
-    architecture: str, proportions: tuple[int, ...], n_rows: int, depth: int | None, cache_type: DType = F16, n_streams: int = 1
+    architecture: str,
+    proportions: tuple[int, ...],
+    n_rows: int,
+    depth: int | None,
+    cache_type: DType = F16,
+    n_streams: int = 1,
+    ranks: Ranks | None = None,
 ) -> StepPlan:
     """The plan of a step; `depth` None: the cache lies on the devices, 0: deliveries are ordered."""
     n_devices, is_gemma = len(proportions), architecture == "gemma3"
+    own = ranks.own if ranks else range(n_devices)
     sizes = {"n_layer": 6, "n_head": 6, "n_head_kv": 3, "head_dim": 64, "n_embd": 128, "n_ff": 192}
     model = ModelGraph(architecture, proportions, n_rows=n_rows, weight_type=Q8_0, cache_type=cache_type, **sizes)
     window = WindowShape(256, n_streams, CELLS, n_streams)
@@ -39,9 +49,9 @@ def cuda_plan(
     split = infer_splits(build(GraphBuilder(model.config, model.tensors, batch, None)), model.leaf_state, n_devices)
     transport = None
     if depth is not None:
-        facts = [DeviceFacts(f"cuda:{j}") for j in range(n_devices)]
-        transport = plan_transport(deliveries_of(split, n_devices, is_pinned=True), facts, 64, TransportOptions(depth, 0, 0))
-    return plan_step(split, [1] * n_devices, False, 256, transport, kernels=kernel_set("cuda"))
+        facts = [DeviceFacts(f"cuda:{j}") for j in own]
+        transport = plan_transport(deliveries_of(split, n_devices, True, own), facts, 64, TransportOptions(depth, 0, 0))
+    return plan_step(split, [1] * len(own), False, 256, transport, ranks=ranks, kernels=kernel_set("cuda"))
 
 
 def names(plan: StepPlan) -> list[str]:
@@ -66,6 +76,31 @@ def test_all_that_meets_in_memory_is_ordered(architecture: str, proportions: tup
 
 def test_block_types_and_several_streams() -> None:
     assert faults(cuda_plan("llama", (2, 1), 16, 1, Q8_0, 2)) == []
+
+
+class Table:
+    """What reduces over ranks, as a plan needs to know it."""
+
+    address = 0
+    all_reduce = SimpleNamespace(name="ipc_all_reduce")
+    gather_columns = SimpleNamespace(name="ipc_gather_columns")
+
+    def reduce_scratch_bytes(self, n_elements: int) -> int:
+        return 4 * n_elements
+
+    def gather_scratch_bytes(self, widths: Sequence[int], n_rows: int) -> int:
+        return 4 * sum(widths) * n_rows
+
+
+@pytest.mark.parametrize("depth", (None, 1))
+@pytest.mark.parametrize("n_rows", (1, 40))
+@pytest.mark.parametrize("rank", (0, 1))
+@pytest.mark.parametrize("architecture", ("llama", "gemma3"))
+def test_devices_of_ranks(architecture: str, rank: int, n_rows: int, depth: int | None) -> None:
+    ranks = Ranks(rank, (range(0, 2), range(2, 3)), Table())  # type: ignore[arg-type]
+    plan = cuda_plan(architecture, (1, 1, 1), n_rows, depth, ranks=ranks)
+    assert len(plan.devices) == 2 - rank and "ipc_all_reduce" in names(plan)
+    assert faults(plan) == []
 
 
 def _without(plan: StepPlan, is_gone: object) -> StepPlan:
