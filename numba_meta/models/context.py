@@ -176,13 +176,18 @@ class Context:
                 wrong = min(values) if min(values) < 0 else max(values)
                 raise UsageError(f"{what} {wrong} is impossible; expected 0 to {stop - 1}")
 
+    def stays_small(self, n_rows: int) -> bool:
+        """Whether so many rows must not be computed by a recording for more than SMALL_ROWS.
+
+        On CUDA devices that one computes on tensor cores, whose bits differ: a few rows stay with those of one.
+        """
+        return self.device.kind == "cuda" and n_rows <= SMALL_ROWS
+
     def capacity_for(self, n_rows: int, n_outputs: int) -> Capacity:
         """The smallest of a few capacities that a batch fits, so that few recordings serve all batches."""
         if n_rows == 1:
             return Capacity(1, 1)
-        # On CUDA devices more rows than these are computed on tensor cores, whose bits differ: a few rows stay with those of one.
-        stays_small = self.device.kind == "cuda" and n_rows <= SMALL_ROWS
-        if n_rows <= self.ubatch_size and n_outputs <= 1 and not stays_small:
+        if n_rows <= self.ubatch_size and n_outputs <= 1 and not self.stays_small(n_rows):
             return Capacity(self.ubatch_size, 1)  # a prompt, short ones too
         if n_rows <= SMALL_ROWS:
             return Capacity(SMALL_ROWS, SMALL_ROWS)

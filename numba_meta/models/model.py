@@ -227,9 +227,9 @@ class Model(LoadedModel):
     def _feed_all(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Appends ids to sequence 0; the logits of all, some rows at a time: views that the next step overwrites."""
         n = min(_LOGIT_ROWS, self.context.ubatch_size)
-        capacity = Capacity(n, n) if n > SMALL_ROWS else None
         for at in range(0, len(ids), n):
             chunk = ids[at : at + n]
+            capacity = Capacity(n, n) if n > SMALL_ROWS and not self.context.stays_small(len(chunk)) else None
             rows = self.context.decode(chunk, [0] * len(chunk), range(len(chunk)), capacity)
             yield rows
 
