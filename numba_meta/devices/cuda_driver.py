@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -317,11 +318,11 @@ class PinnedMemory:
     is_pinned = True
 
     def __init__(self, gpu: GpuContext, n_bytes: int) -> None:
-        self._gpu = gpu
         with gpu.current():
             # Portable: all GPUs of the process know it. Mapped: kernels reach it at the same address.
             self.address = int(call("cuMemHostAlloc", max(1, n_bytes), 1 | 2))
         raw = (ctypes.c_uint8 * max(1, n_bytes)).from_address(self.address)
+        weakref.finalize(raw, _free_pinned, gpu, self.address).atexit = False  # the process takes it along
         self.data: np.ndarray = np.ctypeslib.as_array(raw)[:n_bytes]
         self.data[:] = 0
 
@@ -335,9 +336,11 @@ class PinnedMemory:
         yield self.data[offset : offset + n_bytes]
 
     def free(self) -> None:
-        """Gives the memory back; views of it must not be used any more. Twice is once."""
-        address, self.address = self.address, 0
-        if address:
-            self.data = np.empty(0, np.uint8)
-            with suppress(DeviceError), self._gpu.current():  # after a kernel's failure the driver refuses everything
-                call("cuMemFreeHost", address)
+        """Gives the memory back, once the last view of it (a caller's logits) is gone. Twice is once."""
+        self.address = 0
+        self.data = np.empty(0, np.uint8)
+
+
+def _free_pinned(gpu: GpuContext, address: int) -> None:
+    with suppress(DeviceError), gpu.current():  # after a kernel's failure the driver refuses everything
+        call("cuMemFreeHost", address)

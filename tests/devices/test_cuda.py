@@ -132,6 +132,19 @@ def test_closing_after_a_failure_tells_nothing_new(driver: FakeDriver) -> None:
     device.close()
 
 
+def test_pinned_memory_stays_while_somebody_looks_at_it(driver: FakeDriver) -> None:
+    with open_devices("cuda:0") as meta:
+        device = meta.devices[0]
+        assert isinstance(device, CudaDevice)
+        memory = device.pinned(100)
+        view = memory.data[10:20].view(np.int16)
+        memory.free()
+        view[:] = 7
+        assert driver.pinned and (view == 7).all()
+        del view
+        assert not driver.pinned
+
+
 @pytest.mark.parametrize("pinned", (True, False))
 def test_host_memory_is_pinned_where_that_works(pinned: bool, driver: FakeDriver) -> None:
     if not pinned:
