@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from transport.product import CONFIGURATION, ORDERED, WAY, Configuration, Gate, Way, synthetic_models  # noqa: E402
-from transport.scenario import difference  # noqa: E402
+from transport.product import CONFIGURATION, ORDERED, WAY, Configuration, Gate, Way, synthetic_models
+from transport.scenario import difference
 
 
 def check(gate: Gate, configuration: Configuration, way: Way) -> str | None:

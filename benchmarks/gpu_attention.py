@@ -16,11 +16,11 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
-from kernels.cuda import on_gpu  # noqa: E402
-from kernels.cuda.attention_on_gpu import encode  # noqa: E402
+from kernels.cuda import on_gpu
+from kernels.cuda.attention_on_gpu import encode
 
-from numba_meta.dtypes import BY_NAME, DType  # noqa: E402
-from numba_meta.kernels.cuda import attention  # noqa: E402
+from numba_meta.dtypes import BY_NAME, DType
+from numba_meta.kernels.cuda import attention
 
 LIMIT = 4000.0  # GB/s
 ROTATED_BYTES = 400e6  # of caches in turns: well above any L2

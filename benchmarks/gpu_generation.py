@@ -25,13 +25,13 @@ import gguf
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-import synthetic  # noqa: E402
+import synthetic
 
-import numba_meta as nm  # noqa: E402
-from numba_meta.dtypes import BY_NAME, DType  # noqa: E402
-from numba_meta.kernels.cuda import packed  # noqa: E402
-from numba_meta.models.gguf import GGUFFile  # noqa: E402
-from numba_meta.models.recordings import Capacity  # noqa: E402
+import numba_meta as nm
+from numba_meta.dtypes import BY_NAME, DType
+from numba_meta.kernels.cuda import packed
+from numba_meta.models.gguf import GGUFFile
+from numba_meta.models.recordings import Capacity
 
 COPY_BYTES_PER_SECOND = 4.0e12  # of an H200, read and written (page 7 of the design: 3,900 to 4,200 GB/s)
 SHAPES = {  # layers, width, heads, KV heads, head dim, feed-forward width, vocabulary

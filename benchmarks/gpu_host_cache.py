@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from gpu_generation import SHAPES, fill, random_weights, write_header  # noqa: E402
+from gpu_generation import SHAPES, fill, random_weights, write_header
 
-import numba_meta as nm  # noqa: E402
-from numba_meta.devices.cuda import CudaDevice  # noqa: E402
-from numba_meta.devices.cuda_graph import Copy2D, capture, capture_copy  # noqa: E402
-from numba_meta.dtypes import BY_NAME  # noqa: E402
-from numba_meta.schedule.bound import step_bound  # noqa: E402
+import numba_meta as nm
+from numba_meta.devices.cuda import CudaDevice
+from numba_meta.devices.cuda_graph import Copy2D, capture, capture_copy
+from numba_meta.dtypes import BY_NAME
+from numba_meta.schedule.bound import step_bound
 
 STEPS = 16
 

@@ -15,12 +15,12 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
-from kernels.cuda import on_gpu  # noqa: E402
+from kernels.cuda import on_gpu
 
-from numba_meta.dtypes import BY_NAME, DType  # noqa: E402
-from numba_meta.kernels.cuda import packed  # noqa: E402
-from numba_meta.kernels.cuda.matmul import choose_columns, matmul_kernel  # noqa: E402
-from numba_meta.kernels.cuda.quantize import quantize_kernel  # noqa: E402
+from numba_meta.dtypes import BY_NAME, DType
+from numba_meta.kernels.cuda import packed
+from numba_meta.kernels.cuda.matmul import choose_columns, matmul_kernel
+from numba_meta.kernels.cuda.quantize import quantize_kernel
 
 SHAPES = "4096x4096,14336x4096,4096x14336,6144x4096,28672x4096,576x576,1536x576,49152x576"  # n_out x k
 LIMIT = 4000.0  # GB/s: a device copy on an H200, bytes read and written

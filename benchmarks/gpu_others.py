@@ -17,15 +17,15 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
-from kernels.cuda.on_gpu import TestGpu, open_gpu  # noqa: E402
+from kernels.cuda.on_gpu import TestGpu, open_gpu
 
-from numba_meta.dtypes import F16, Q8_0  # noqa: E402
-from numba_meta.kernels.cuda import copy, elementwise, norm, reduce, reduce_norm, rope  # noqa: E402
-from numba_meta.kernels.cuda.kernel import CudaKernel  # noqa: E402
-from numba_meta.kernels.cuda.packed import activation_row_bytes  # noqa: E402
-from numba_meta.kernels.cuda.quantize import quantize_kernel  # noqa: E402
-from numba_meta.kernels.cuda.rope_store import rope_store_kernel  # noqa: E402
-from numba_meta.kernels.cuda.rows import store_rows_kernel  # noqa: E402
+from numba_meta.dtypes import F16, Q8_0
+from numba_meta.kernels.cuda import copy, elementwise, norm, reduce, reduce_norm, rope
+from numba_meta.kernels.cuda.kernel import CudaKernel
+from numba_meta.kernels.cuda.packed import activation_row_bytes
+from numba_meta.kernels.cuda.quantize import quantize_kernel
+from numba_meta.kernels.cuda.rope_store import rope_store_kernel
+from numba_meta.kernels.cuda.rows import store_rows_kernel
 
 L2_BYTES = 64 << 20
 LIMIT = 4000e9  # bytes a second

@@ -19,14 +19,14 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
-from numba_meta.comm.communicators import NAMES, forced_name, negotiate, offered_names  # noqa: E402
-from numba_meta.comm.failure import RankLaunch, ranks  # noqa: E402
-from numba_meta.comm.join import JoinRequest  # noqa: E402
-from numba_meta.devices.cuda_driver import GpuContext, call, n_gpus, open_gpu  # noqa: E402
-from numba_meta.devices.cuda_graph import CudaGraph, capture  # noqa: E402
-from numba_meta.devices.parse import DeviceSpec  # noqa: E402
-from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu  # noqa: E402
-from numba_meta.models.load_ranks import factories_for  # noqa: E402
+from numba_meta.comm.communicators import NAMES, forced_name, negotiate, offered_names
+from numba_meta.comm.failure import RankLaunch, ranks
+from numba_meta.comm.join import JoinRequest
+from numba_meta.devices.cuda_driver import GpuContext, call, n_gpus, open_gpu
+from numba_meta.devices.cuda_graph import CudaGraph, capture
+from numba_meta.devices.parse import DeviceSpec
+from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu
+from numba_meta.models.load_ranks import factories_for
 
 SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20)  # bytes
 LAUNCHES = 20  # in a graph

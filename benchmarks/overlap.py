@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from synthetic import write_model  # noqa: E402
+from synthetic import write_model
 
-import numba_meta as nm  # noqa: E402
-from numba_meta.models.model import Model  # noqa: E402
-from numba_meta.models.recordings import Capacity  # noqa: E402
-from numba_meta.schedule.bound import step_bound_devices  # noqa: E402
-from numba_meta.schedule.lower import Call  # noqa: E402
-from numba_meta.schedule.trace import Mark, StepTrace  # noqa: E402
-from numba_meta.schedule.virtual_clock import Link  # noqa: E402
-from numba_meta.schedule.virtual_step import step_loads  # noqa: E402
+import numba_meta as nm
+from numba_meta.models.model import Model
+from numba_meta.models.recordings import Capacity
+from numba_meta.schedule.bound import step_bound_devices
+from numba_meta.schedule.lower import Call
+from numba_meta.schedule.trace import Mark, StepTrace
+from numba_meta.schedule.virtual_clock import Link
+from numba_meta.schedule.virtual_step import step_loads
 
 CallKey = tuple[int, str, str]  # device, node, kernel
 _BLOCK = 8  # steps of one depth before it is the next one's turn

@@ -79,9 +79,9 @@ def write(path: Path, payload: bytes) -> None:
 
 
 def source_digest(folder: Path) -> str:
-    """Of all Python files of a folder."""
+    """Of all Python files of a folder, and of the one above it: what kinds of devices share."""
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in (*sorted(folder.glob("*.py")), *sorted(folder.parent.glob("*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -29,8 +29,7 @@ from numba_meta import dtypes
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError
 from numba_meta.kernels.cpu.simd import LANES
-
-BLOCK = 32  # elements of k per block, for weights and activations alike
+from numba_meta.kernels.quant_fields import BLOCK, FLOAT_TYPES, QuantFields, first_of_layout
 
 # One block of quantized activations: value = quant * scale.
 ACTIVATION_SCALE = 32  # float32, after 32 int8 quants
@@ -41,20 +40,8 @@ ACTIVATION_BLOCK_BYTES = 52
 
 
 @dataclass(frozen=True)
-class QuantLayout:
-    """A packed quantized type. `offset` is subtracted from the stored (unsigned) quants; `super_blocks` blocks share `d` and `m`."""
-
-    name: str
-    bits: int
-    offset: int
-    has_minimum: bool = False
-    super_blocks: int = 1  # blocks of 32 per super-block
-    group: int = BLOCK  # elements that share a scale
-
-    @property
-    def has_scales(self) -> bool:
-        """Whether `d` is refined by 8-bit scales (signed where there is an offset, else unsigned)."""
-        return self.super_blocks > 1
+class QuantLayout(QuantFields):
+    """A packed quantized type on CPUs: tiles of 16 rows, unsigned quants; scales below `d` are signed where there is an offset."""
 
     @property
     def head_bytes(self) -> int:
@@ -101,14 +88,11 @@ QUANT_LAYOUTS: dict[DType, QuantLayout] = {
     dtypes.Q2_K: QuantLayout("4sm16", 4, 0, has_minimum=True, super_blocks=8, group=16),
     dtypes.IQ4_XS: QuantLayout("8s", 8, 128, super_blocks=8),
 }
-FLOAT_TYPES = (dtypes.F32, dtypes.F16, dtypes.BF16)
 
 
 def same_layout(dtype: DType) -> DType:
     """The first type that is packed as this one is: types of one layout share their kernels."""
-    if dtype not in QUANT_LAYOUTS:
-        return dtype
-    return next(other for other, layout in QUANT_LAYOUTS.items() if layout is QUANT_LAYOUTS[dtype])
+    return first_of_layout(dtype, QUANT_LAYOUTS)
 
 
 def tile_bytes(dtype: DType, k: int) -> int:

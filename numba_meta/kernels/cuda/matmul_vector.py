@@ -19,7 +19,7 @@ from numba_meta.kernels.cuda.packed import FLOAT_TYPES, QUANT_LAYOUTS, same_layo
 
 Q8_COLUMNS, F32_COLUMNS = (1, 2, 4, 8, 16), (1, 8)  # activation rows at once, by their form
 WARPS = 4  # of a block
-_THREADS = 32 * WARPS
+THREADS = 32 * WARPS
 
 
 def most_columns(dtype: DType, exact: bool) -> int:
@@ -44,33 +44,42 @@ _log_row_warps = device_function(log_row_warps)
 ROWS_PER_WARP = 2  # weight rows that a warp computes at once, so that they share its activations; no output's bits depend on it
 
 
+def blocks_of_rows(n_out: int, k: int, dtype: DType) -> int:
+    """Blocks for all rows of a matrix."""
+    per_block = ROWS_PER_WARP * WARPS >> log_row_warps(-(-k // unit_elements(dtype)))
+    return -(-n_out // per_block)
+
+
 @functools.cache
-def vector_kernel(dtype: DType, exact: bool, n_columns: int) -> CudaKernel:
-    """The product for `n_columns` activation rows at once; parameters as for `matmul.matmul_kernel`."""
+def log_parts_of(dtype: DType) -> Any:
+    """The device function k -> `log_row_warps` of a row of k elements."""
     n_elements = unit_elements(dtype)
-    log_elements, log_columns = n_elements.bit_length() - 1, n_columns.bit_length() - 1
+    log_elements = n_elements.bit_length() - 1
+
+    @device_function
+    def log_parts(k):  # type: ignore[no-untyped-def]
+        return _log_row_warps((k + (n_elements - 1)) >> log_elements)
+
+    return log_parts
+
+
+@functools.cache
+def block_product(dtype: DType, exact: bool, n_columns: int) -> Any:
+    """The device function (w, y, y_stride, n_out, x, x_stride, k, block, column, rows): what the block'th block of a matrix does."""
+    log_columns, log_parts_of_row = n_columns.bit_length() - 1, log_parts_of(dtype)
     product = rows_product(dtype, exact, ROWS_PER_WARP, n_columns)
     n_own = ROWS_PER_WARP * n_columns
 
-    def launch(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launch:
-        per_block = ROWS_PER_WARP * WARPS >> log_row_warps(-(-arguments["k"] // n_elements))
-        n_blocks = -(-arguments["n_out"] // per_block) if n_rows else 0
-        return Launch((n_blocks, -(-n_rows // n_columns) or 1, 1), (_THREADS, 1, 1))
-
-    def matmul(w: Ptr, x: Ptr, x_stride: Int, y: Ptr, y_stride: Int, n_out: Int, k: Int, n_rows: Ptr) -> None:
-        rows = load_i64(n_rows)
-        column = types.int64(cuda.blockIdx.y) * n_columns
-        if n_columns > 1 and column >= rows:
-            wait_for_previous_kernel()  # whoever waits for this kernel waits for that one, too
-            return
+    @device_function
+    def compute(w, y, y_stride, n_out, x, x_stride, k, block, column, rows):  # type: ignore[no-untyped-def]
         lane, warp = types.int64(cuda.threadIdx.x & 31), types.int64(cuda.threadIdx.x >> 5)
-        log_parts = _log_row_warps((k + (n_elements - 1)) >> log_elements)
+        log_parts = log_parts_of_row(k)
         n_parts = types.int64(1) << log_parts
         part = warp & (n_parts - 1)
-        row = ((types.int64(cuda.blockIdx.x) * WARPS + warp) >> log_parts) * ROWS_PER_WARP
+        row = ((block * WARPS + warp) >> log_parts) * ROWS_PER_WARP
         total = product(w, n_out, k, row, x, x_stride, column, rows, lane, part, n_parts)
         if n_parts > 1:
-            parts = cuda.shared.array(_THREADS, types.float32)
+            parts = cuda.shared.array(THREADS, types.float32)
             parts[32 * warp + lane] = total
             cuda.syncthreads()
             if part > 0:
@@ -81,9 +90,29 @@ def vector_kernel(dtype: DType, exact: bool, n_columns: int) -> CudaKernel:
         if lane < n_own and row < n_out and column < rows:
             store_f32(y + column * y_stride + 4 * row, total)
 
+    return compute
+
+
+@functools.cache
+def vector_kernel(dtype: DType, exact: bool, n_columns: int) -> CudaKernel:
+    """The product for `n_columns` activation rows at once; parameters as for `matmul.matmul_kernel`."""
+    compute = block_product(dtype, exact, n_columns)
+
+    def launch(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launch:
+        n_blocks = blocks_of_rows(arguments["n_out"], arguments["k"], dtype) if n_rows else 0
+        return Launch((n_blocks, -(-n_rows // n_columns) or 1, 1), (THREADS, 1, 1))
+
+    def matmul(w: Ptr, x: Ptr, x_stride: Int, y: Ptr, y_stride: Int, n_out: Int, k: Int, n_rows: Ptr) -> None:
+        rows = load_i64(n_rows)
+        column = types.int64(cuda.blockIdx.y) * n_columns
+        if n_columns > 1 and column >= rows:
+            wait_for_previous_kernel()  # whoever waits for this kernel waits for that one, too
+            return
+        compute(w, y, y_stride, n_out, x, x_stride, k, types.int64(cuda.blockIdx.x), column, rows)
+
     layout = dtype.name if dtype in FLOAT_TYPES else QUANT_LAYOUTS[dtype].name
     name = f"matmul_{layout}_{'exact' if exact else 'fast'}_{n_columns}"
-    return cuda_kernel(launch=launch, max_threads=_THREADS, name=name)(matmul)
+    return cuda_kernel(launch=launch, max_threads=THREADS, name=name)(matmul)
 
 
 def all_kernels() -> list[CudaKernel]:

@@ -27,27 +27,15 @@ import numpy as np
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError
+from numba_meta.kernels.quant_fields import BLOCK, FLOAT_TYPES, QuantFields, first_of_layout
 
-BLOCK = 32  # elements of k per block, for weights and activations alike
 ACTIVATION_META_BYTES = 8  # per block of `q8`
 MOST_VECTOR_COLUMNS = 16  # rows of activations up to which a row has the same bits as alone, in fast mode
 
 
 @dataclass(frozen=True)
-class QuantLayout:
-    """A packed quantized type. `offset` is subtracted from the stored quants; `super_blocks` blocks share `d` and `m`."""
-
-    name: str
-    bits: int
-    offset: int
-    has_minimum: bool = False
-    super_blocks: int = 1  # blocks of 32 per super-block
-    group: int = BLOCK  # elements that share a scale
-
-    @property
-    def has_scales(self) -> bool:
-        """Whether `d` is refined by 8-bit scales."""
-        return self.super_blocks > 1
+class QuantLayout(QuantFields):
+    """A packed quantized type on GPUs: planes."""
 
     @property
     def has_signed_scales(self) -> bool:
@@ -99,7 +87,6 @@ QUANT_LAYOUTS: dict[DType, QuantLayout] = {
     dtypes.Q2_K: QuantLayout("4sm16", 4, 0, has_minimum=True, super_blocks=8, group=16),
     dtypes.IQ4_XS: QuantLayout("8s", 8, 0, super_blocks=8),
 }
-FLOAT_TYPES = (dtypes.F32, dtypes.F16, dtypes.BF16)
 
 
 @dataclass(frozen=True)
@@ -128,9 +115,7 @@ def planes(layout: QuantLayout, n_out: int, k: int) -> Planes:
 
 def same_layout(dtype: DType) -> DType:
     """The first type that is packed as this one is: types of one layout share their kernels."""
-    if dtype not in QUANT_LAYOUTS:
-        return dtype
-    return next(other for other, layout in QUANT_LAYOUTS.items() if layout is QUANT_LAYOUTS[dtype])
+    return first_of_layout(dtype, QUANT_LAYOUTS)
 
 
 def check_weight_type(dtype: DType, k: int = 0) -> None:

@@ -76,42 +76,41 @@ def _rotate_head(source, target, cosines, sines, head_dim, half, first, second, 
             i += cuda.blockDim.x
 
 
-@cuda_kernel(launch=_blocks_of_heads, max_threads=THREADS)
-def rope_halves(  # type: ignore[no-untyped-def]
-    x: Ptr, x_stride: Int, x_head_stride: Int, y: Ptr, y_stride: Int, y_head_stride: Int, table: Ptr, table_stride: Int, n_head: Int,
-    head_dim: Int, half: Int, n_rows: Ptr,
-):  # fmt: skip
-    """Rotates the pairs (i, i + half) of each head by the row's angles; columns from 2 * half on are copied. y may be x.
+def _rope(name: str, pitch: int, second_of: Any) -> CudaKernel:
+    """Rotates pairs of each head by the row's angles: pair i at byte pitch * i, its second half `second_of(half)` bytes on.
 
-    A block takes some heads of a row, a thread a pair.
+    Columns from 2 * half on are copied. y may be x. A block takes some heads of a row, a thread a pair.
     """
-    start_next_kernel()
-    wait_for_previous_kernel()
-    row, head = np.int64(cuda.blockIdx.x), np.int64(cuda.blockIdx.y) * cuda.blockDim.y + cuda.threadIdx.y
-    is_live = row < load_i64(n_rows)
-    if head < n_head:
-        source, target = x + row * x_stride + head * x_head_stride, y + row * y_stride + head * y_head_stride
-        cosines, thread = table + row * table_stride, np.int64(cuda.threadIdx.x)
-        _rotate_head(source, target, cosines, cosines + 4 * half, head_dim, half, thread, 4 * half, 4, is_live)
+
+    @cuda_kernel(name=name, launch=_blocks_of_heads, max_threads=THREADS)
+    def kernel(  # type: ignore[no-untyped-def]
+        x: Ptr, x_stride: Int, x_head_stride: Int, y: Ptr, y_stride: Int, y_head_stride: Int, table: Ptr, table_stride: Int, n_head: Int,
+        head_dim: Int, half: Int, n_rows: Ptr,
+    ):  # fmt: skip
+        start_next_kernel()
+        wait_for_previous_kernel()
+        row, head = np.int64(cuda.blockIdx.x), np.int64(cuda.blockIdx.y) * cuda.blockDim.y + cuda.threadIdx.y
+        is_live = row < load_i64(n_rows)
+        if head < n_head:
+            source, target = x + row * x_stride + head * x_head_stride, y + row * y_stride + head * y_head_stride
+            cosines, thread = table + row * table_stride, np.int64(cuda.threadIdx.x)
+            _rotate_head(source, target, cosines, cosines + 4 * half, head_dim, half, thread, second_of(half), pitch, is_live)
+
+    return kernel
 
 
-@cuda_kernel(launch=_blocks_of_heads, max_threads=THREADS)
-def rope_interleaved(  # type: ignore[no-untyped-def]
-    x: Ptr, x_stride: Int, x_head_stride: Int, y: Ptr, y_stride: Int, y_head_stride: Int, table: Ptr, table_stride: Int, n_head: Int,
-    head_dim: Int, half: Int, n_rows: Ptr,
-):  # fmt: skip
-    """Rotates the pairs (2i, 2i + 1) of each head by the row's angles; columns from 2 * half on are copied. y may be x.
+@device_function
+def _half_a_head_on(half):  # type: ignore[no-untyped-def]
+    return 4 * half
 
-    A block takes some heads of a row, a thread a pair.
-    """
-    start_next_kernel()
-    wait_for_previous_kernel()
-    row, head = np.int64(cuda.blockIdx.x), np.int64(cuda.blockIdx.y) * cuda.blockDim.y + cuda.threadIdx.y
-    is_live = row < load_i64(n_rows)
-    if head < n_head:
-        source, target = x + row * x_stride + head * x_head_stride, y + row * y_stride + head * y_head_stride
-        cosines, thread = table + row * table_stride, np.int64(cuda.threadIdx.x)
-        _rotate_head(source, target, cosines, cosines + 4 * half, head_dim, half, thread, 4, 8, is_live)
+
+@device_function
+def _next_element(half):  # type: ignore[no-untyped-def]
+    return np.int64(4)
+
+
+rope_halves = _rope("rope_halves", 4, _half_a_head_on)  # pairs (i, i + half)
+rope_interleaved = _rope("rope_interleaved", 8, _next_element)  # pairs (2i, 2i + 1)
 
 
 def all_kernels() -> list[CudaKernel]:
