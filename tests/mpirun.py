@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from child_processes import environment
 
-ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "comm" / "programs"
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 needs_mpi = pytest.mark.skipif(
@@ -49,10 +49,7 @@ class Launch:
     def __init__(self, n: int, folder: Path, *arguments: str, program: str = "rank.py", **variables: str) -> None:
         self.n = n
         self.folder = folder
-        environ = os.environ | OPEN_MPI | {"PYTHONPATH": str(ROOT), "NUMBA_META_CACHE": os.environ.get("NUMBA_META_CACHE", "")} | variables
-        environ[MARK] = str(folder)
-        if not environ["NUMBA_META_CACHE"]:
-            del environ["NUMBA_META_CACHE"]
+        environ = environment(**OPEN_MPI, **{MARK: str(folder)}, **variables)
         supervised = [sys.executable, str(PROGRAMS / "supervise.py"), str(folder), str(PROGRAMS / program), *arguments]
         command = [str(MPIRUN), "-n", str(n), *supervised]
         self.process = subprocess.Popen(

@@ -70,7 +70,7 @@ class NcclHandle:
 
     def __init__(self, nccl: Any, gpu: GpuContext, size: int, rank: int, unique_id: bytes) -> None:
         self.nccl, self.gpu, self.size, self.rank = nccl, gpu, size, rank
-        self._handle = self.call("comm_init_rank", size, unique_id, rank)
+        self._handle = self.call("comm_init_rank", size, bytearray(unique_id), rank)  # the bindings want a buffer that can be written
 
     def call(self, function: str, *arguments: Any) -> Any:
         """A function of the bindings, on this GPU."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from child_processes import environment
 from mpirun import needs_mpi
 from synthetic import write_model
 
 from numba_meta.cli.launch import find_mpirun, launch_environment, mpirun_version, output_options
 from numba_meta.errors import UsageError
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_environment_of_a_launch() -> None:
@@ -66,7 +63,7 @@ def test_wrong_use(run, arguments, pattern) -> None:
 
 def launched(n: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "numba_meta", "launch", "-n", str(n), "--", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
 
 
 @needs_mpi

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
+from child_processes import environment
 
 from numba_meta import __version__
 from numba_meta.cli.app import app
@@ -34,8 +34,7 @@ sys.exit(main(["generate", "fake", "prompt"]))
 
 
 def start_endless() -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    return subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    return subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
 
 
 def test_help_teaches_by_example(run):

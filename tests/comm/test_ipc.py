@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from child_processes import environment
 from fake_gpu import FakeGpu, FakePinnedMemory
 from fake_ranks import run_ranks
 from ipc_cases import CASES, expected
@@ -43,9 +44,9 @@ GPU = Gpu((9, 0), 132)
 
 def simulate(size: int, name: str, folder: Path) -> list[dict[str, np.ndarray]]:
     """What every rank left."""
-    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
     commands = [[sys.executable, str(PROGRAM), str(folder), str(size), name, str(rank)] for rank in range(size)]
-    processes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
+    simulated = environment(NUMBA_ENABLE_CUDASIM="1")
+    processes = [subprocess.Popen(command, env=simulated, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
         for process in processes:
             _, said = process.communicate(timeout=120)

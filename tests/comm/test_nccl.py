@@ -52,8 +52,9 @@ class FakeNccl:
         self._call("get_unique_id")
         return ID
 
-    def comm_init_rank(self, size: int, unique_id: bytes, rank: int) -> str:
+    def comm_init_rank(self, size: int, unique_id: bytearray, rank: int) -> str:
         self._call("comm_init_rank")
+        assert not memoryview(unique_id).readonly, "the bindings refuse it"
         assert size == self.size and unique_id == ID
         self.rank = rank
         return f"comm {rank}"

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mpirun import MARK, ROOT, SOON, left_of, needs_mpi, said_in
+from child_processes import environment
+from mpirun import MARK, SOON, left_of, needs_mpi, said_in
 from synthetic import write_model
 
 pytestmark = needs_mpi
@@ -25,7 +26,7 @@ class Command:
         self.n = n
         self.folder = folder
         command = [sys.executable, "-m", "numba_meta", "launch", "-n", str(n), "--", *arguments]
-        environ = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(folder), "PYTHONUNBUFFERED": "1"} | variables
+        environ = environment(**{MARK: str(folder)}, PYTHONUNBUFFERED="1", **variables)
         self.process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
     def pid(self, rank: int, seconds: float = 30) -> int:

@@ -19,7 +19,6 @@ from synthetic import write_model
 
 pytestmark = [pytest.mark.gpu, needs_mpi]
 PROGRAMS = Path(__file__).parent / "programs"
-TESTS = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"
 # Processes on one GPU take turns of milliseconds, and each reduction takes some: little is computed.
 PROMPT, N_TOKENS = tuple((31 * i) % 290 + 5 for i in range(20)), 16
 OPTIONS: dict[str, Any] = {"ctx_size": 128, "ubatch_size": 16}
@@ -48,7 +47,7 @@ def check_ranks(models: list[str], loads: list[dict[str, Any]], folder: Path, **
     cases = [Case(path, OPTIONS | load, PROMPT, N_TOKENS) for path in models for load in loads]
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     arguments = (str(folder), str(folder / "cases.json"))
-    ended = Launch(2, folder, *arguments, program=str(PROGRAMS / "play.py"), PYTHONPATH=TESTS, **variables).end(100)
+    ended = Launch(2, folder, *arguments, program=str(PROGRAMS / "play.py"), **variables).end(100)
     assert ended.status == 0 and ended.ranks == {0: 0, 1: 0} and ended.left == [], ended.stderr
     by_rank = [json.loads((folder / f"played.{rank}.json").read_text()) for rank in range(2)]
     wanted = {path: greedy_tokens(path) for path in models}

@@ -37,13 +37,12 @@ def real_models(request: pytest.FixtureRequest) -> dict[str, str]:
 def over_ranks(n: int, folder: Path, cases: list[Case]) -> list[list[dict[str, Any]]]:
     """What each rank played, by case and rank."""
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    ended = Launch(n, folder, str(folder), str(folder / "cases.json"), program=PLAY, PYTHONPATH=TESTS).end(240)
+    ended = Launch(n, folder, str(folder), str(folder / "cases.json"), program=PLAY).end(240)
     assert ended.status == 0 and ended.ranks == dict.fromkeys(range(n), 0) and ended.left == [], ended.stderr
     by_rank = [json.loads((folder / f"played.{rank}.json").read_text()) for rank in range(n)]
     return [list(each) for each in zip(*by_rank, strict=True)]
 
 
-TESTS = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"
 
 
 def in_one_process(options: dict[str, Any], devices: str) -> dict[str, Any]:
@@ -190,7 +189,7 @@ def test_what_ranks_cannot_do_yet(models, tmp_path):
 )
 def test_a_load_that_fails_ends_all_ranks_with_one_reason(models, options, of_rank, reason, tmp_path):
     (tmp_path / "cases.json").write_text(json.dumps([asdict(Case(models["llama"], options, of_rank=of_rank))]))
-    ended = Launch(2, tmp_path, str(tmp_path), str(tmp_path / "cases.json"), program=PLAY, PYTHONPATH=TESTS).end(60)
+    ended = Launch(2, tmp_path, str(tmp_path), str(tmp_path / "cases.json"), program=PLAY).end(60)
     check_failed(ended, 2, reason)
 
 
@@ -204,7 +203,7 @@ def test_a_file_that_one_rank_lacks_or_has_otherwise(models, content, tmp_path):
     elif content != "none":
         path.write_bytes({"cut short": data[: len(data) // 2], "garbage": data[::-1], "empty": b""}[content])
     (tmp_path / "cases.json").write_text(json.dumps([asdict(Case(models["llama"], of_rank={"1": {"path": str(path)}}))]))
-    ended = Launch(2, tmp_path, str(tmp_path), str(tmp_path / "cases.json"), program=PLAY, PYTHONPATH=TESTS).end(60)
+    ended = Launch(2, tmp_path, str(tmp_path), str(tmp_path / "cases.json"), program=PLAY).end(60)
     check_failed(ended, 2, "has model header sha256" if content == "another" else "rank 1 (")
     assert content == "another" or "own.gguf" in ended.stderr
 

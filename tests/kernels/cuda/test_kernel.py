@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from child_processes import environment
 
 from numba_meta.errors import DeviceError, NumbaMetaError
 from numba_meta.kernels import code_cache
@@ -166,9 +166,9 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
         "from numba_meta.kernels.cuda.copy import fill_zero\n"
         "print(len(fill_zero.binary((8, 0))[1]) > 0)\n"
     )
-    environment = {**os.environ, "NUMBA_META_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    variables = environment(NUMBA_META_CACHE=str(tmp_path))
     said = [
-        subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout.split("\n")
+        subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True).stdout.split("\n")
         for _ in range(2)
     ]
     assert said == [["compiled fill_zero", "True", ""], ["True", ""]]
@@ -213,8 +213,8 @@ try:
 except DeviceError as error:
     print(error)
 """
-    environment = {**os.environ, "NUMBA_META_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    variables = environment(NUMBA_META_CACHE=str(cache))
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     return line
