@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_host_cache.py --contexts 4096,16384,32768 --devices cuda:0 --devices cuda:0,cuda:0
 
-Random 8B-shaped Q8_0 weights and a q8_0 cache (as `gpu_generation.py` makes them). Copies alone are timed as a graph of the same copies;
-what a step computes is an ordered step without them; the bound follows by the recursion of `schedule/bound.py`, all layers being equal. Two
-devices on one GPU share its link: their copies are those of one.
+Random 8B-shaped Q8_0 weights and a q8_0 cache (as `gpu_generation.py` makes them). All steps lie in one bucket of cells: what is delivered
+is the context given. Copies alone are timed as a graph of the step's own copies; what a step computes is an ordered step without them; the
+bound follows by the recursion of `schedule/bound.py`, all layers being equal. Two devices on one GPU share its link: their copies follow
+one another. `replay` is the recorded step without what Python does before it.
 """
 
 from __future__ import annotations
@@ -24,15 +25,23 @@ from gpu_generation import SHAPES, fill, random_weights, write_header
 
 import numba_meta as nm
 from numba_meta.devices.cuda import CudaDevice
-from numba_meta.devices.cuda_graph import Copy2D, capture, capture_copy
-from numba_meta.dtypes import BY_NAME
+from numba_meta.devices.cuda_graph import capture, capture_copy
+from numba_meta.models.recordings import Capacity
 from numba_meta.schedule.bound import step_bound
+from numba_meta.schedule.record_cuda import RecordedCudaStep
 
 STEPS = 16
 
 
-def steps(model: nm.Model, depth: int, n_context: int) -> list[float]:
-    """Seconds of decode steps at a depth; the step is recorded anew first."""
+def recorded_step(model: nm.Model) -> RecordedCudaStep:
+    """The step of one token."""
+    step = model.context._recordings[Capacity(1, 1)]._step
+    assert isinstance(step, RecordedCudaStep)
+    return step
+
+
+def steps(model: nm.Model, depth: int, n_context: int) -> tuple[list[float], list[float]]:
+    """Seconds of decode steps at a depth, with Python and without; the step is recorded anew first."""
     context = model.context
     context.transport.options = replace(context.transport.options, depth=depth)
     for recording in context._recordings.values():
@@ -40,26 +49,30 @@ def steps(model: nm.Model, depth: int, n_context: int) -> list[float]:
     context._recordings.clear()
     context.transport.release()
     fill(model, n_context)
-    times = []
+    times, replays = [], []
     for i in range(STEPS + 2):
         begin = time.perf_counter()
         context.decode((100 + i,), (0,), (0,))
         times.append(time.perf_counter() - begin)
+    for _ in range(STEPS + 2):
+        begin = time.perf_counter()
+        recorded_step(model).run()
+        replays.append(time.perf_counter() - begin)
     assert model.transport.stats["path"] == ("pipelined" if depth else "ordered"), model.transport.stats["reason"]
-    return times[2:]
+    return times[2:], replays[2:]
 
 
 def copy_seconds(model: nm.Model, n_cells: int) -> tuple[float, int]:
-    """All deliveries of a step, one after the other, and their bytes."""
-    device, host = model.context.device.devices[0], model.context._memory.host
-    assert isinstance(device, CudaDevice) and host is not None
-    n_layer, _, _, n_kv, head_dim, _, _ = SHAPES["8b"]
-    n_bytes = n_cells * BY_NAME["q8_0"].row_bytes(n_kv * head_dim)
-    target, stream = device.gpu.allocate(n_bytes), device.stream()
-    per_tensor = host.data.size // (2 * n_layer)
+    """All copies of the step that was recorded last, one after the other, and their bytes."""
+    device = model.context.device.devices[0]
+    assert isinstance(device, CudaDevice)
+    stream, n_bytes = device.stream(), 0
     with capture(device.gpu, stream) as recorded:
-        for i in range(2 * n_layer):
-            capture_copy(device.gpu, Copy2D(host.address + i * per_tensor, n_bytes, target, n_bytes, n_bytes, 1), stream)
+        for _, group in recorded_step(model)._parts.windows._groups:
+            for delivery, _ in group:
+                for copy in delivery.copies([0], n_cells):
+                    capture_copy(device.gpu, copy, stream)
+                    n_bytes += copy.width * copy.height
     times = []
     for _ in range(8):
         begin = time.perf_counter()
@@ -67,27 +80,28 @@ def copy_seconds(model: nm.Model, n_cells: int) -> tuple[float, int]:
         device.gpu.synchronize(stream)
         times.append(time.perf_counter() - begin)
     recorded.graph.destroy()
-    device.gpu.free(target)
-    return statistics.median(times[1:]), 2 * n_layer * n_bytes
+    return statistics.median(times[1:]), n_bytes
 
 
 def measure(model: nm.Model, n_context: int, depths: list[int]) -> None:
     """A line for each depth."""
     n_layer = SHAPES["8b"][0]
-    copy, n_bytes = copy_seconds(model, n_context)
-    measured: dict[int, list[float]] = {depth: [] for depth in (0, *depths)}
+    measured: dict[int, tuple[list[float], list[float]]] = {depth: ([], []) for depth in (0, *depths)}
     for _ in range(2):
-        for depth, times in measured.items():
-            times += steps(model, depth, n_context - 1)
-    medians = {depth: statistics.median(times) for depth, times in measured.items()}
-    compute = medians[0] - copy
+        for depth, kinds in measured.items():
+            for times, more in zip(kinds, steps(model, depth, n_context - STEPS - 4), strict=True):
+                times += more
+    copy, n_bytes = copy_seconds(model, n_context)
+    medians = {depth: tuple(map(statistics.median, kinds)) for depth, kinds in measured.items()}
+    compute = medians[0][0] - copy
     layers = [compute / n_layer] * n_layer
-    for depth, step in medians.items():
+    for depth, (step, replay) in medians.items():
         bound = float(step_bound([copy / n_layer] * n_layer, layers, [0.0] * n_layer, depth=depth).step)
         path = f"depth {depth}" if depth else "ordered"
         parts = f"copy {1e3 * copy:6.2f} ({n_bytes / copy / 1e9:4.1f} GB/s)  compute {1e3 * compute:5.2f}  bound {1e3 * bound:6.2f}"
         ratio = f"step / bound {step / bound:5.3f}  delivered {n_bytes / step / 1e9:4.1f} GB/s"
-        print(f"  {n_context:6d}  {path:8} {1e3 * step:7.2f} ms {1 / step:7.1f} t/s  {parts}  {ratio}", flush=True)
+        times = f"{1e3 * step:7.2f} ms {1 / step:7.1f} t/s  replay {1e3 * replay:7.2f}"
+        print(f"  {n_context:6d}  {path:8} {times}  {parts}  {ratio}", flush=True)
 
 
 def main() -> None:

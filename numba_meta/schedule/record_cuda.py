@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class CudaSteps:
         """The step of a binder's plan as one graph; its output is copied to pinned memory at the end."""
         for j, plan in enumerate(binder.plan.devices):
             if plan.transfer_calls and j not in self._transfer:
-                self._transfer[j] = self._devices[j].stream()
+                self._transfer[j] = self._transfer_stream(self._devices[j])
         memory = self._devices[0].pinned(n_bytes)
         assert isinstance(output, CudaBuffer)
         try:
@@ -65,6 +65,11 @@ class CudaSteps:
             memory.free()
             raise
         return RecordedCudaStep(self._devices[0], self._compute[0], graph, memory, parts)
+
+    def _transfer_stream(self, device: CudaDevice) -> int:
+        """Devices that share a GPU share its link, and one stream: a copy engine loses microseconds when it changes streams."""
+        shared = (stream for j, stream in self._transfer.items() if self._devices[j].gpu is device.gpu)
+        return next(shared, None) or device.stream()
 
     def end_transfers(self) -> None:
         """Transfer streams cost nothing while nothing runs on them: they stay for the next ring."""
@@ -148,6 +153,33 @@ class _Parts:
     works: tuple[StreamWork, ...]
 
 
+def in_order(programs: Mapping[tuple[int, str], Sequence[Call]]) -> Iterator[tuple[int, str, Call]]:
+    """All calls of all streams (device, purpose) in an order in which they could run.
+
+    A meeting stands once, for device 0, when all compute streams have come to it. Streams take turns at events, so that devices which share
+    a transfer stream get their windows layer by layer. Raises `PlacementError` where something is waited for that nothing records.
+    """
+    queues = {key: deque(calls) for key, calls in programs.items()}
+    compute = [queue for (_, purpose), queue in queues.items() if purpose == "compute"]
+    recorded: set[tuple[int, EventName]] = set()
+    while any(queues.values()):
+        moved = False
+        for (device, purpose), calls in queues.items():
+            while calls and not calls[0].meets and (calls[0].waits is None or (device, calls[0].waits) in recorded):
+                call = calls.popleft()
+                yield device, purpose, call
+                moved = True
+                if call.records is not None:
+                    recorded.add((device, call.records))
+                    break
+        if all(calls and calls[0].meets for calls in compute):
+            yield 0, "compute", [calls.popleft() for calls in compute][0]
+            moved = True
+        if not moved:
+            stuck = next(calls[0] for calls in queues.values() if calls)
+            raise PlacementError(f"{stuck.node}: {stuck.waits or 'a meeting'} is waited for, and nothing records it before")
+
+
 class _Recorder:
     """Captures one step."""
 
@@ -173,21 +205,22 @@ class _Recorder:
     def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
         gpu, main = self._devices[0].gpu, self._streams[0, "compute"]
         try:
+            plans = self._binder.plan.devices
+            programs = {(j, purpose): calls for j, plan in enumerate(plans) for purpose, calls in plan.streams().items()}
             # Modules are loaded and constants placed first: neither may happen while a stream is captured.
-            order = [(device, purpose, call, self._prepared(device, call)) for device, purpose, call in self._in_order()]
-            used = dict.fromkeys((device, purpose) for device, purpose, _, _ in order)
-            used |= dict.fromkeys((j, "compute") for j in range(len(self._devices)))
-            others = [key for key in used if key != (0, "compute")]
+            order = [(device, purpose, call, self._prepared(device, call)) for device, purpose, call in in_order(programs)]
+            used = [(j, "compute") for j in range(len(self._devices))] + [(device, purpose) for device, purpose, _, _ in order]
+            others = {self._streams[key]: key[0] for key in used if self._streams[key] != main}
             with capture(gpu, main) as recorded:
                 begun = self._record_event(0, main)
-                for key in others:
-                    self._wait(key[0], self._streams[key], begun)
+                for stream, device in others.items():
+                    self._wait(device, stream, begun)
                 self._copy_inputs()
                 named: dict[tuple[int, EventName], int] = {}
                 for device, purpose, call, prepared in order:
                     self._enqueue(device, self._streams[device, purpose], call, prepared, named)
-                for key in others:
-                    self._wait(0, main, self._record_event(key[0], self._streams[key]))
+                for stream, device in others.items():
+                    self._wait(0, main, self._record_event(device, stream))
                 gpu.copy_async(memory.address, output, memory.data.size, main)
             launches = [prepared for _, _, _, prepared in order if isinstance(prepared, _Launch)]
             windows = LiveWindows(recorded.graph, self._binder, self._deliveries)
@@ -201,29 +234,6 @@ class _Recorder:
         finally:
             for owner, event in self._events:
                 owner.gpu.destroy_event(event)
-
-    def _in_order(self) -> Iterator[tuple[int, str, Call]]:
-        """All calls of all streams in an order in which they could run. A meeting stands once, for device 0, when all have come to it."""
-        queues = {
-            (j, purpose): deque(calls) for j, plan in enumerate(self._binder.plan.devices) for purpose, calls in plan.streams().items()
-        }
-        recorded: set[tuple[int, EventName]] = set()
-        while any(queues.values()):
-            moved = False
-            for (device, purpose), calls in queues.items():
-                while calls and not calls[0].meets and (calls[0].waits is None or (device, calls[0].waits) in recorded):
-                    call = calls.popleft()
-                    if call.records is not None:
-                        recorded.add((device, call.records))
-                    yield device, purpose, call
-                    moved = True
-            heads = [queues[j, "compute"] for j in range(len(self._devices))]
-            if all(calls and calls[0].meets for calls in heads):
-                yield 0, "compute", [calls.popleft() for calls in heads][0]
-                moved = True
-            if not moved:
-                stuck = next(calls[0] for calls in queues.values() if calls)
-                raise PlacementError(f"{stuck.node}: {stuck.waits or 'a meeting'} is waited for, and nothing records it before")
 
     def _prepared(self, device: int, call: Call) -> _Launch | StreamWork | Delivery | None:
         if call.kernel is None:

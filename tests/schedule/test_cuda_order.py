@@ -12,6 +12,7 @@ from schedule.model_graphs import ModelGraph
 from schedule.stream_order import faults
 
 from numba_meta.dtypes import F16, Q8_0, DType
+from numba_meta.errors import PlacementError
 from numba_meta.kernels import kernel_set
 from numba_meta.models import gemma3, llama
 from numba_meta.models.builder import BatchShape, GraphBuilder
@@ -21,6 +22,7 @@ from numba_meta.schedule.infer import infer_splits
 from numba_meta.schedule.lower import Call
 from numba_meta.schedule.plan import StepPlan, plan_step
 from numba_meta.schedule.ranks import Ranks
+from numba_meta.schedule.record_cuda import in_order
 from numba_meta.schedule.transport_plan import DeviceFacts, TransportOptions, plan_transport
 
 CELLS = 512
@@ -72,6 +74,29 @@ def test_all_that_meets_in_memory_is_ordered(architecture: str, proportions: tup
         assert sum(name.startswith("all_reduce_add") for name in made) or architecture == "gemma3"
     if depth:
         assert any(call.records for device in plan.devices for call in device.transfer_calls)
+
+
+@pytest.mark.parametrize("depth", (0, 1, 2))
+@pytest.mark.parametrize("proportions", ((1,), (2, 1), (1, 1, 1)))
+def test_streams_are_recorded_in_an_order_in_which_they_could_run(proportions: tuple[int, ...], depth: int) -> None:
+    plan = cuda_plan("llama", proportions, 1, depth)
+    programs = {(j, purpose): calls for j, device in enumerate(plan.devices) for purpose, calls in device.streams().items()}
+    made = list(in_order(programs))
+    for stream, calls in programs.items():
+        assert [call for *key, call in made if tuple(key) == stream and not call.meets] == [call for call in calls if not call.meets]
+    assert [call.meets for _, _, call in made].count(True) == [call.meets for call in plan.devices[0].calls].count(True)
+    recorded = set()
+    for device, _, call in made:
+        assert call.waits is None or (device, call.waits) in recorded
+        recorded.add((device, call.records))
+    ready = [device for device, purpose, call in made if purpose == "transfer" and call.records]
+    assert ready == ([device for _ in range(5) for device in range(len(proportions))] if depth else []), "windows come layer by layer"
+
+
+def test_what_nothing_records_is_said() -> None:
+    programs = {(0, "compute"): cuda_plan("llama", (1,), 1, 1).devices[0].calls}
+    with pytest.raises(PlacementError, match="nothing records it before"):
+        list(in_order(programs))
 
 
 def test_block_types_and_several_streams() -> None:
