@@ -113,7 +113,7 @@ class Attention(Operation):
         kernel = kernels.attention_chunks(k.dtype, v.dtype, *dims, exact=to.exact)
         to.call(kernel, reads=reads, writes=(partial,), partial=partial, n_chunks=n_chunks, **query, **rows)
         to.transport.done_reading(k)
-        combine = kernels.attention_combine(dims[1])
+        combine = kernels.attention_combine(dims[1], exact=to.exact)
         to.call(combine, reads=(partial, positions), writes=(node,), partial=partial, n_chunks=n_chunks, **rows, **out)
 
 

@@ -6,7 +6,7 @@ in between that others read too is not joined away. Rules, in this order:
     products of the same activations             several matrix products
     (norms of heads,) ropes of Q and K, stores    one kernel between projections and attention
     (sum over devices | norm,) residual, norm     one kernel behind a block
-    ..., then quantized                           the same, which writes quantized activations
+    ..., or the end of attention, then quantized  the same, which writes quantized activations
 """
 
 from __future__ import annotations
@@ -238,18 +238,27 @@ class _Joined:
             if self._name(index) != "quantize_rows":
                 continue
             q = self.calls[index].arguments
-            before = self._writer(q["x"], index, tuple(outputs))
             writers = self._writers.get(storage_of(q["x"]), []) if isinstance(q["x"], Tensor) else []
-            if before is None or writers != [before] or not self._is_read_by(q["x"], [index]):
+            if len(writers) != 1 or writers[0] > index or not self._is_read_by(q["x"], [index]):
                 continue
+            before = writers[0]
             call, name = self.calls[before], self._name(before)
-            p, out = call.arguments, outputs[name]
-            if p["n"] != q["n"] or p["n_rows"] is not q["n_rows"] or p[f"{out}_stride"] != q["x_stride"] or p.get("rows_per_token", 1) != 1:
+            p, out = call.arguments, outputs.get(name, "y")
+            if name in outputs:
+                n = p["n"] if p.get("rows_per_token", 1) == 1 else 0
+                module = elementwise if out == "out" else reduce_norm if name.startswith("all_reduce") else norm
+                kernel = getattr(module, f"{name}_quantize")
+            elif name.startswith("attention_combine_"):
+                head_dim = p["y_head_stride"] // 4
+                n = p["n_head"] * head_dim if name == f"attention_combine_{head_dim}" else 0
+                kernel = self._kernels.attention.attention_combine_quantize(head_dim)
+            else:
                 continue
-            module = elementwise if out == "out" else reduce_norm if name.startswith("all_reduce") else norm
+            if n != q["n"] or p["n_rows"] is not q["n_rows"] or p[f"{out}_stride"] != q["x_stride"]:
+                continue
             arguments = {**p, out: q["y"], f"{out}_stride": q["y_stride"]}
             writes = tuple(place for place in call.writes if storage_of(place) is not storage_of(q["x"]))
-            changes[before] = replace(call, kernel=getattr(module, f"{name}_quantize"), arguments=arguments, writes=(*writes, q["y"]))
+            changes[before] = replace(call, kernel=kernel, arguments=arguments, writes=(*writes, q["y"]))
             changes[index] = None
         self._replace(changes)
 

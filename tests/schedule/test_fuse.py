@@ -20,11 +20,11 @@ from numba_meta.tensor import Role, Tensor
 
 BLOCK = {
     "llama": [
-        "several_8_fast_1", "rope_interleaved_store_f16", "attention_chunks_f16_f16_64_64", "attention_combine_64", "quantize_rows",
+        "several_8_fast_1", "rope_interleaved_store_f16", "attention_chunks_f16_f16_64_64", "attention_combine_quantize_64",
         "matmul_8_fast_1", "add_rms_norm_quantize", "several_8_fast_1", "swiglu_quantize", "matmul_8_fast_1", "add_rms_norm_quantize",
     ],
     "gemma3": [
-        "several_8_fast_1", "norm_rope_halves_store_f16", "attention_chunks_f16_f16_64_64", "attention_combine_64", "quantize_rows",
+        "several_8_fast_1", "norm_rope_halves_store_f16", "attention_chunks_f16_f16_64_64", "attention_combine_quantize_64",
         "matmul_8_fast_1", "norm_add_rms_norm_quantize", "several_8_fast_1", "geglu_tanh_quantize", "matmul_8_fast_1",
         "norm_add_rms_norm_quantize",
     ],

@@ -122,10 +122,10 @@ def _chunks_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: in
 
 
 @functools.cache
-def attention_combine(head_dim_v: int) -> CpuKernel:
+def attention_combine(head_dim_v: int, exact: bool = False) -> CpuKernel:
     """Folds the records of `attention_chunks` in the order of their chunks: y[row][head] = weighted values / sum of weights.
 
-    A row that attends to nothing gets zeros. y: a row every `y_stride` bytes, a head every `y_head_stride`.
+    A row that attends to nothing gets zeros. y: a row every `y_stride` bytes, a head every `y_head_stride`. One kernel, `exact` or not.
     """
     record, vectors = record_bytes(head_dim_v), n_vectors(head_dim_v)
     total_buffer, write = stack_buffer(record), write_result(head_dim_v)

@@ -2,8 +2,8 @@
 
 A row at position p of sequence s attends to the positions max(0, p - window + 1) .. p (window 0: from 0 on) that have a cell in
 `cell_table[s]`. Positions are walked in chunks; how many positions a chunk has depends on how many the row attends to, on nothing else. A
-chunk gives the largest score m, the sum l of e^(score - m), and the values weighted by e^(score - m); chunks are folded in the order of
-their index. So the bits of a row do not depend on the rows and heads beside it, on the capacity of a recording, or on where cells lie
+chunk gives the largest score m, the sum l of e^(score - m), and the values weighted by e^(score - m); chunks are added up in an order of
+their indices. So the bits of a row do not depend on the rows and heads beside it, on the capacity of a recording, or on where cells lie
 (those of a prompt on tensor cores may). Cells that no row attends to are never multiplied by anything.
 
 Parameters are those of the CPU's kernels: `q` float32, a row (token) every `q_stride` bytes, a head every `q_head_stride`, all of them
@@ -17,8 +17,9 @@ from __future__ import annotations
 import functools
 
 from numba_meta.dtypes import DType
-from numba_meta.kernels.cuda.attention_combine import attention_combine
+from numba_meta.kernels.cuda import attention_combine as combining
 from numba_meta.kernels.cuda.attention_decode import can_decode, decode_variants
+from numba_meta.kernels.cuda.attention_in_order import combine_in_order
 from numba_meta.kernels.cuda.attention_io import check_cache_row
 from numba_meta.kernels.cuda.attention_plain import plain_chunks, plain_rows
 from numba_meta.kernels.cuda.attention_prompt import can_prompt, prompt_rows
@@ -27,7 +28,8 @@ from numba_meta.kernels.cuda.kernel import CudaKernel
 from numba_meta.kernels.cuda.variants import VariantKernel
 
 __all__ = [
-    "attention_chunks", "attention_combine", "attention_rows", "attention_rows_scratch_bytes", "attention_scratch_bytes", "chunks_needed",
+    "attention_chunks", "attention_combine", "attention_combine_quantize", "attention_rows", "attention_rows_scratch_bytes",
+    "attention_scratch_bytes", "chunks_needed",
 ]  # fmt: skip
 
 
@@ -62,6 +64,19 @@ def attention_chunks(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: 
     if exact or not can_decode(k_type, v_type, *dims):
         return plain
     return VariantKernel(plain.name, [*decode_variants(k_type, v_type, *dims), plain])
+
+
+def attention_combine(head_dim_v: int, exact: bool = False) -> CudaKernel:
+    """The kernel that makes y[row][head] of a row's records: weighted values / sum of weights, float32, zeros where there is nothing.
+
+    y: a row every `y_stride` bytes, a head every `y_head_stride`.
+    """
+    return combine_in_order(head_dim_v) if exact else combining.attention_combine(head_dim_v)
+
+
+def attention_combine_quantize(head_dim_v: int) -> CudaKernel:
+    """`attention_combine`, then `quantize_rows`: y are `q8` rows of all heads, whose results lie one behind the other."""
+    return combining.attention_combine(head_dim_v, quantized=True)
 
 
 @functools.cache

@@ -7,116 +7,118 @@ from typing import Any
 
 import numpy as np
 
-from numba_meta.kernels.cuda.attention_intrinsics import shared_word
-from numba_meta.kernels.cuda.attention_steps import LOWEST, MOST_CHUNKS, fold_factors, folded, quotient, record_bytes, row_chunks
+from numba_meta.kernels.cuda.attention_steps import LOWEST, MOST_CHUNKS, chunks_of_row, quotient, record_bytes
 from numba_meta.kernels.cuda.device import (
+    add,
     bits_float,
     cuda,
     device_function,
+    exp2,
     float_bits,
+    fma,
     load_i64,
     load_v2_f32,
-    load_v4,
+    load_v4_f32,
     maximum,
+    mul,
     shared_address,
     shared_load_v4,
     shared_store_v4,
-    store_f32,
     types,
 )
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu, Int, Launch, Ptr, cuda_kernel
-from numba_meta.kernels.cuda.lanes import ALL_LANES
+from numba_meta.kernels.cuda.lanes import ALL_LANES, warp_max, warp_sum
+from numba_meta.kernels.cuda.outputs import write_f32, write_q8
 
-THREADS = 256
+WARPS = 8
 MOST = MOST_CHUNKS + 1  # a window may begin within a chunk
-PLACES = 96  # MOST in whole warps
-AT_ONCE = 8  # records that a thread reads before it folds them
+assert MOST_CHUNKS <= 32, "a lane for each record, and one more record"
 
 
 @device_function
-def _largest_before(x, carried):  # type: ignore[no-untyped-def]
-    """For each lane the largest of `carried` and the lanes before it; and that of all lanes."""
-    lane = cuda.threadIdx.x & 31
-    x = maximum(x, carried)
-    for i in range(5):
-        before = cuda.shfl_up_sync(ALL_LANES, x, 1 << i)
-        x = maximum(x, before) if lane >= 1 << i else x
-    before = cuda.shfl_up_sync(ALL_LANES, x, 1)
-    return before if lane > 0 else carried, cuda.shfl_sync(ALL_LANES, x, 31)
+def _shared_4(address):  # type: ignore[no-untyped-def]
+    """4 float32 from shared memory."""
+    x0, x1, x2, x3 = shared_load_v4(address)
+    return bits_float(x0), bits_float(x1), bits_float(x2), bits_float(x3)
 
 
 @functools.cache
-def attention_combine(head_dim_v: int) -> CudaKernel:
-    """Folds the records of `attention_chunks` in the order of their chunks: y[row][head] = weighted values / sum of weights.
+def attention_combine(head_dim_v: int, quantized: bool = False) -> CudaKernel:
+    """`attention_combine`, or with what quantizes its rows: grid (part of a head, head, row).
 
-    A row that attends to nothing gets zeros. y: a row every `y_stride` bytes, a head every `y_head_stride`. Grid (part of a head, head,
-    row). A block asks for its part of all records that there can be before it knows how many there are: what lies beyond is not used. Then
-    a thread folds one element.
+    The warps of a block share the records, whose parts each lane adds up in registers; then they meet. A block asks for its part of all
+    records that there can be before it knows how many there are: what lies beyond is not used.
     """
     record = record_bytes(head_dim_v)
     n_part = next(n for n in (128, 64, 32) if head_dim_v % n == 0)  # elements of a block
     quads = n_part // 4
-    n_loads = -(-MOST * quads // THREADS)
-    n_values, parts_bytes = 4 * n_loads, 4 * n_part * (n_loads * THREADS // quads)
-    n_shared = (parts_bytes + 16 * PLACES) // 4
+    at_once = 32 // quads  # records that a warp reads at a time
+    n_loads, n_shared = -(-MOST // (WARPS * at_once)), WARPS * n_part
+    n_values = 4 * n_loads
+    write = write_q8 if quantized else write_f32
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
         grid = (head_dim_v // n_part, arguments["n_head"], n_rows)
-        return Launch(grid if all(grid) else (0, 0, 0), (THREADS, 1, 1))
+        return Launch(grid if all(grid) else (0, 0, 0), (32 * WARPS, 1, 1))
 
-    @cuda_kernel(name=f"attention_combine_{head_dim_v}", launch=launch, max_threads=THREADS)
+    @cuda_kernel(name=f"attention_combine{'_quantize' * quantized}_{head_dim_v}", launch=launch, max_threads=32 * WARPS)
     def kernel(  # type: ignore[no-untyped-def]
         partial: Ptr, n_chunks: Int, positions: Ptr, window: Int, n_head: Int, y: Ptr, y_stride: Int, y_head_stride: Int, n_rows: Ptr
     ):
         part, head, row = types.int64(cuda.blockIdx.x), types.int64(cuda.blockIdx.y), types.int64(cuda.blockIdx.z)
-        thread = types.int32(cuda.threadIdx.x)
-        shared = shared_address(cuda.shared.array(n_shared, types.int32, alignment=16))
-        factors = shared + parts_bytes  # of each record: of the total, of the part; its weight
-        values = cuda.local.array(n_values, types.int32)
+        lane, warp = types.int32(cuda.threadIdx.x & 31), types.int32(cuda.threadIdx.x >> 5)
+        sums = shared_address(cuda.shared.array(n_shared, types.int32, alignment=16))
+        values = cuda.local.array(n_values, types.float32)
         source, step = partial + (row * n_chunks * n_head + head) * record, n_head * record
-        begin = source + 4 * n_part * part
+        begin = source + 4 * n_part * part + 16 * (lane % quads)
+        first_place, last = warp * at_once + lane // quads, n_chunks - 1
         for i in range(n_loads):
-            place = THREADS * i + thread
-            at = begin + min(place // quads, n_chunks - 1) * step + 16 * (place % quads)
-            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = load_v4(at)
-        m, weight = cuda.local.array(3, types.float32), cuda.local.array(3, types.float32)
-        if thread < 32:
-            for i in range(3):
-                at = source + min(32 * i + thread, n_chunks - 1) * step + 4 * head_dim_v
-                m[i], weight[i] = load_v2_f32(at)
+            at = begin + min(first_place + WARPS * at_once * i, last) * step
+            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = load_v4_f32(at)
+        m, weight = load_v2_f32(source + min(lane, last) * step + 4 * head_dim_v)
+        m_behind, weight_behind = load_v2_f32(source + min(32, last) * step + 4 * head_dim_v)
         live = load_i64(n_rows)
-        first, stop, shift = row_chunks(positions, row, window)
-        n = types.int32(((stop - 1) >> shift) - (first >> shift) + 1 if first < stop else 0)
+        n = types.int32(chunks_of_row(positions, row, window))
         if row >= live:
             return
+        m, weight = (m, weight) if lane < n else (LOWEST, np.float32(0.0))
+        m_behind, weight_behind = (m_behind, weight_behind) if n > 32 else (LOWEST, np.float32(0.0))
+        largest = warp_max(maximum(m, m_behind))
+        factor, factor_behind = exp2(m - largest), exp2(m_behind - largest)
+        total_weight = fma(factor_behind, weight_behind, warp_sum(mul(factor, weight)))
+        x0, x1, x2, x3 = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
         for i in range(n_loads):
-            place = 16 * (THREADS * i + thread)
-            shared_store_v4(shared + place, values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3])
-        if thread < 32:
-            largest = LOWEST  # of the chunks before these 32
-            for i in range(3):
-                at = 32 * i + thread
-                m[i], weight[i] = (m[i], weight[i]) if at < n else (LOWEST, np.float32(0.0))
-                before, largest = _largest_before(m[i], largest)
-                _, by_total, by_part = fold_factors(before, m[i])
-                shared_store_v4(factors + 16 * at, float_bits(by_total), float_bits(by_part), float_bits(weight[i]), 0)
+            place = first_place + WARPS * at_once * i
+            by = cuda.shfl_sync(ALL_LANES, factor, place & 31)
+            by = by if place < 32 else factor_behind
+            if place < n:
+                x0, x1 = fma(values[4 * i], by, x0), fma(values[4 * i + 1], by, x1)
+                x2, x3 = fma(values[4 * i + 2], by, x2), fma(values[4 * i + 3], by, x3)
+        for distance in (16, 8):
+            if distance >= quads:
+                x0, x1 = add(x0, cuda.shfl_xor_sync(ALL_LANES, x0, distance)), add(x1, cuda.shfl_xor_sync(ALL_LANES, x1, distance))
+                x2, x3 = add(x2, cuda.shfl_xor_sync(ALL_LANES, x2, distance)), add(x3, cuda.shfl_xor_sync(ALL_LANES, x3, distance))
+        if lane < quads:
+            shared_store_v4(sums + 4 * n_part * warp + 16 * lane, float_bits(x0), float_bits(x1), float_bits(x2), float_bits(x3))
         cuda.syncthreads()
-        if thread < n_part:
-            total, weight_sum = np.float32(0.0), np.float32(0.0)
-            at = types.int32(0)
-            while at < n:
-                for i in range(AT_ONCE):
-                    by_total, by_part, weight_part, _ = shared_load_v4(factors + 16 * (at + i))
-                    value = bits_float(shared_word(shared + 4 * (n_part * (at + i) + thread)))
-                    if at + i < n:
-                        total = folded(total, value, bits_float(by_total), bits_float(by_part))
-                        weight_sum = folded(weight_sum, bits_float(weight_part), bits_float(by_total), bits_float(by_part))
-                at += AT_ONCE
-            store_f32(y + row * y_stride + head * y_head_stride + 4 * (n_part * part + thread), quotient(total, weight_sum))
+        if warp > 0:
+            return
+        x0, x1, x2, x3 = _shared_4(sums + 16 * (lane % quads))
+        for other in range(1, WARPS):
+            y0, y1, y2, y3 = _shared_4(sums + 4 * n_part * other + 16 * (lane % quads))
+            x0, x1, x2, x3 = add(x0, y0), add(x1, y1), add(x2, y2), add(x3, y3)
+        result = quotient(x0, total_weight), quotient(x1, total_weight), quotient(x2, total_weight), quotient(x3, total_weight)
+        column = n_part * part + 4 * lane
+        if quantized:  # a row of all heads
+            n_columns = n_head * head_dim_v
+            write(y + row * y_stride, head * head_dim_v + column if lane < quads else n_columns, result, n_columns, True)
+        else:
+            target = y + row * y_stride + head * y_head_stride
+            write(target, column if lane < quads else types.int64(head_dim_v), result, types.int64(head_dim_v), target & 15 == 0)
 
     return kernel
 
 
 def all_kernels() -> list[CudaKernel]:
     """The usual head sizes, and each size of a part."""
-    return [attention_combine(dim) for dim in (32, 64, 96, 128, 256)]
+    return [attention_combine(dim, quantized) for quantized in (False, True) for dim in (32, 64, 96, 128, 256)]

@@ -1,13 +1,15 @@
 """Attention for single steps on tensor cores: a block takes a chunk of positions for up to 8 query heads of one KV head.
 
-Each warp walks every WARPS-th tile of 16 positions with a ring of tiles in shared memory of its own, filled ahead by asynchronous copies:
-no barrier but at both ends. Scores and weighted values are products of f16 (bf16 for that type) with float32 sums; Q and the weights come
-in two parts, so that they are exact to 22 bits (16 in bf16). The warps' results are folded in order at the end.
+Each warp walks every WARPS-th tile of 16 positions through a place for one tile in shared memory of its own, which asynchronous copies
+fill: with the next keys as soon as there are scores, with the next values as soon as these ones are added. No barrier but at both ends.
+Scores and weighted values are products of f16 (bf16 for that type) with float32 sums; Q and the weights come in two parts, so that they
+are exact to 22 bits (16 in bf16). The warps' results are folded in order at the end.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,8 @@ from numba_meta.kernels.cuda.device import (
     add,
     async_commit,
     async_wait_1,
-    async_wait_2,
     async_wait_all,
+    bits_float,
     cuda,
     device_function,
     exp2,
@@ -57,27 +59,36 @@ from numba_meta.kernels.cuda.device import (
     mul,
     pack_f16,
     shared_address,
-    shared_load_f32,
     shared_store_f32,
     shared_store_i32,
     shared_store_v4,
     store_f32,
+    store_v4_f32,
     types,
 )
 from numba_meta.kernels.cuda.kernel import Capability, CudaKernel, Float, Gpu, Int, Launch, Ptr, cuda_kernel
 from numba_meta.kernels.cuda.lanes import ALL_LANES
 
-WARPS = 4  # 3 were up to 9% faster from 16,384 cells on and 14% slower at 4,096
-STAGES = 2  # tiles of a warp's ring
-MAX_THREADS = 128  # as declared: for a block of 96 the assembler would spill registers to make room for more blocks
+WARPS = 6
+MOST_THREADS = 224  # as declared: for 192 the assembler would spill registers to make room for more blocks
 SHARED_BYTES = 99 << 10  # that a block may have on every GPU from sm_80 on
-HEADER_BYTES = 16  # of a tile in the ring: which of its rows count
-WAITS = {1: async_wait_all, 2: async_wait_1, 3: async_wait_2}  # by tiles ahead
+RESERVED_BYTES, SHARED_UNIT = 1 << 10, 128  # what every block has besides; shared memory comes in units
+HEADER_BYTES = 16  # of a tile in shared memory: which of its rows count
 
 
 def tile_bytes(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> int:
-    """Bytes of a tile in the ring."""
+    """Bytes of a tile in shared memory."""
     return HEADER_BYTES + TILE * (staged_row(k_type, dim_k).stride + staged_row(v_type, dim_v).stride)
+
+
+def spreading_bytes(n_blocks: int, gpu: Gpu) -> int:
+    """Shared memory with which no multiprocessor gets more than its part of so many blocks.
+
+    Blocks come while the kernel before them ends: they would crowd where it ends first.
+    """
+    each = -(-n_blocks // gpu.n_multiprocessors)
+    whole = gpu.max_shared_bytes + RESERVED_BYTES
+    return max(0, min(gpu.max_shared_bytes, whole // (each + 1) - RESERVED_BYTES + SHARED_UNIT))
 
 
 def can_decode(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> bool:
@@ -115,14 +126,14 @@ def _sum_over_cells(x):  # type: ignore[no-untyped-def]
 
 @functools.cache
 def decode_chunks(
-    k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int, stages: int, capability: Capability = (8, 0)
+    k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int, capability: Capability = (8, 0)
 ) -> CudaKernel:
-    """`attention_chunks` on tensor cores: grid (tile of heads, row, chunk), `warps` warps with rings of `stages` tiles.
+    """`attention_chunks` on tensor cores: grid (tile of heads, row, chunk), `warps` warps with a place for a tile each.
 
     Reads K and V once for all heads of a tile.
     """
     k_row, slot_bytes, record = staged_row(k_type, dim_k), tile_bytes(k_type, v_type, dim_k, dim_v), record_bytes(dim_v)
-    parts_of_k, parts_of_v, wait = copy_quarter(k_type, dim_k), copy_quarter(v_type, dim_v), WAITS[stages - 1]
+    parts_of_k, parts_of_v = copy_quarter(k_type, dim_k), copy_quarter(v_type, dim_v)
     ends_of_k, ends_of_v = copy_rest(k_type, dim_k), copy_rest(v_type, dim_v)
     score, add_values, element_of_q, element_of_v = (
         score_tile(k_type, dim_k), add_tile(v_type, dim_v), query_element(k_type), value_element(v_type)
@@ -131,36 +142,43 @@ def decode_chunks(
     threads, steps_k, steps_v, n_out = 32 * warps, dim_k // 16, dim_v // 16, dim_v // 4
     n_queries = -(-32 * steps_k // threads)  # quadruples of Q that a thread converts
     size_q = 4 * n_queries
-    values_at, ring_at, ahead = HEADER_BYTES + TILE * k_row.stride, steps_k * QUERY_BYTES, stages - 1
+    values_at, slots_at = HEADER_BYTES + TILE * k_row.stride, steps_k * QUERY_BYTES
     # A warp's results: floats from head to head (1 more than a multiple of 32, and one more for each 32 elements: no two lanes meet).
     head_floats = -(-(dim_v + dim_v // 32) // 32) * 32 + 1
     results, stats = 4 * TILE_HEADS * head_floats, 8 * TILE_HEADS  # bytes of weighted values; of largest scores and weights
-    n_shared = max(ring_at + warps * stages * slot_bytes, warps * (results + stats))
-    name = f"attention_tiles_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}_{warps}x{stages}_sm{capability[0]}{capability[1]}"
+    quads = dim_v // 4
+    n_shared = max(slots_at + warps * slot_bytes, warps * (results + stats))
+    name = f"attention_tiles_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}_{warps}_sm{capability[0]}{capability[1]}"
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
         grid = (head_tiles(arguments), n_rows, arguments["n_chunks"])  # chunks beyond the live ones come last
-        return Launch(grid if all(grid) else (0, 0, 0), (threads, 1, 1), n_shared)
+        return Launch(grid if all(grid) else (0, 0, 0), (threads, 1, 1), max(n_shared, spreading_bytes(math.prod(grid), gpu)))
 
     @device_function
     def cell_at(table, position, begin, end):  # type: ignore[no-untyped-def]
         cell = types.int32(-1)
         if position >= begin and position < end:
-            cell = load_i32(table + 4 * position)
+            cell = load_i32(table + 4 * types.int64(position))
         return cell
 
     @device_function
-    def fetch(slot, k, k_stride, v, v_stride, cell, lane):  # type: ignore[no-untyped-def]
+    def fetch_keys(slot, k, k_stride, cell, lane):  # type: ignore[no-untyped-def]
         rows = cuda.ballot_sync(ALL_LANES, cell >= 0)
         if lane == 0:
             shared_store_i32(slot, rows)
         for i in range(4):
             place = 4 * i + (lane >> 3)
-            found = cuda.shfl_sync(ALL_LANES, cell, place)
-            parts_of_k(slot + HEADER_BYTES, k, k_stride, found, place)
-            parts_of_v(slot + values_at, v, v_stride, found, place)
+            parts_of_k(slot + HEADER_BYTES, k, k_stride, cuda.shfl_sync(ALL_LANES, cell, place), place)
         ends_of_k(slot + HEADER_BYTES, k, k_stride, cell, lane)
+        async_commit()
+
+    @device_function
+    def fetch_values(slot, v, v_stride, cell, lane):  # type: ignore[no-untyped-def]
+        for i in range(4):
+            place = 4 * i + (lane >> 3)
+            parts_of_v(slot + values_at, v, v_stride, cuda.shfl_sync(ALL_LANES, cell, place), place)
         ends_of_v(slot + values_at, v, v_stride, cell, lane)
+        async_commit()
 
     @device_function
     def load_queries(queries, q, q_head_stride, place, head_begin, head_end):  # type: ignore[no-untyped-def]
@@ -183,18 +201,18 @@ def decode_chunks(
             if at < 32 * steps_k:
                 shared_store_v4(shared + 16 * at, high_0, high_1, low_0, low_1)
 
-    @cuda_kernel(name=name, launch=launch, max_threads=max(MAX_THREADS, threads), capability=capability)
+    @cuda_kernel(name=name, launch=launch, max_threads=MOST_THREADS, capability=capability)
     def kernel(  # type: ignore[no-untyped-def]
         q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int, v: Ptr, v_stride: Int, v_head_stride: Int,
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
         first_kv: Int, scale: Float, partial: Ptr, n_chunks: Int, n_rows: Ptr,
     ):  # fmt: skip
-        row, index = types.int64(cuda.blockIdx.y), types.int64(cuda.blockIdx.z)
+        row, index = types.int64(cuda.blockIdx.y), types.int32(cuda.blockIdx.z)
         live, sequence = load_i64(n_rows), load_i32(sequences + 4 * row)
-        first, stop, shift = row_chunks(positions, row, window)
-        base = ((first >> shift) + index) << shift
-        begin, end = max(base, first), min(base + (1 << shift), stop)
-        kv, place, head_begin, head_end = tile_heads(types.int64(cuda.blockIdx.x), first_head, n_head, group)
+        first, stop, size, first_chunk = row_chunks(positions, row, window)
+        base = types.int32((first_chunk + index) * size)
+        begin, end = max(base, first), min(types.int32(base + size), stop)
+        kv, place, head_begin, head_end = tile_heads(types.int32(cuda.blockIdx.x), first_head, n_head, group)
         # One condition, so that what it depends on is loaded at once.
         if (row >= live) | (sequence < 0) | (begin >= end) | (head_begin >= head_end):
             return
@@ -202,22 +220,19 @@ def decode_chunks(
         load_queries(queries, q + row * q_stride, q_head_stride, place, head_begin, head_end)
         lane, warp = types.int32(cuda.threadIdx.x & 31), types.int32(cuda.threadIdx.x >> 5)
         shared = shared_address(cuda.shared.array(0, types.int32))
-        ring = shared + ring_at + warp * (stages * slot_bytes)
+        slot = shared + slots_at + warp * slot_bytes
         table = cell_table + sequence * table_stride
         k, v = k + (kv - first_kv) * k_head_stride, v + (kv - first_kv) * v_head_stride
 
         # The warp's first tile: the first one attended that is congruent to the warp.
-        low = (begin - base) // TILE
-        at = base + TILE * (low + (warp - low) % warps)
-        ahead_at = at + (lane & 15)
-        cells = cuda.local.array(stages, types.int32)
-        for i in range(stages):
-            cells[i] = cell_at(table, ahead_at + TILE * warps * i, begin, end)
-        for i in range(ahead):
-            fetch(ring + i * slot_bytes, k, k_stride, v, v_stride, cells[i], lane)
-            async_commit()
-        cell = cells[ahead]
-        ahead_at += TILE * warps * stages
+        low = types.int32((begin - base) >> 4)
+        at = types.int32(base + TILE * (low + (warp - low) % warps))
+        ahead_at = types.int32(at + (lane & 15))
+        cell = cell_at(table, ahead_at, begin, end)
+        ahead_at = types.int32(ahead_at + TILE * warps)
+        then = cell_at(table, ahead_at, begin, end)
+        fetch_keys(slot, k, k_stride, cell, lane)
+        fetch_values(slot, v, v_stride, cell, lane)
         store_queries(shared, queries, mul(scale, LOG2_E))
         cuda.syncthreads()
 
@@ -225,17 +240,20 @@ def decode_chunks(
         for i in range(n_out):
             out[i] = np.float32(0.0)
         m0, m1, weight0, weight1 = LOWEST, LOWEST, np.float32(0.0), np.float32(0.0)
-        now, then = types.int32(0), types.int32(ahead)
         while at < end:
-            wait()
+            async_wait_1()  # all but the values
             cuda.syncwarp()
-            if at + TILE * warps * ahead < end:
-                fetch(ring + then * slot_bytes, k, k_stride, v, v_stride, cell, lane)
-            async_commit()
-            cell = cell_at(table, ahead_at, begin, end)
-            slot = ring + now * slot_bytes
             rows = shared_word(slot) >> (lane >> 2)
             s0, s1, s2, s3 = score(slot + HEADER_BYTES, shared, lane)
+            cuda.syncwarp()
+            cell = then
+            has_more = types.int32(at + TILE * warps) < end
+            if has_more:
+                fetch_keys(slot, k, k_stride, cell, lane)
+            else:
+                async_commit()
+            ahead_at = types.int32(ahead_at + TILE * warps)
+            then = cell_at(table, ahead_at, begin, end)
             has_first, has_second = (rows & 1) != 0, (rows & 256) != 0
             s0, s1 = (s0, s1) if has_first else (LOWEST, LOWEST)
             s2, s3 = (s2, s3) if has_second else (LOWEST, LOWEST)
@@ -256,14 +274,19 @@ def decode_chunks(
             weight0, weight1 = add(weight0, add(p0, p2)), add(weight1, add(p1, p3))
             high_0, low_0 = split_p(p0, p1)
             high_1, low_1 = split_p(p2, p3)
+            async_wait_1()  # all but the next keys
+            cuda.syncwarp()
             add_values(slot + values_at, lane, transposed(high_0), transposed(high_1), transposed(low_0), transposed(low_1), out)
-            now, then = types.int32(now + 1 if now < ahead else 0), now
-            at += TILE * warps
-            ahead_at += TILE * warps
+            cuda.syncwarp()
+            if has_more:
+                fetch_values(slot, v, v_stride, cell, lane)
+            else:
+                async_commit()
+            at = types.int32(at + TILE * warps)
 
         weight0, weight1 = _sum_over_cells(weight0), _sum_over_cells(weight1)
-        async_wait_all()  # a warp without a tile has asked for zeros in its ring and waited for nothing
-        cuda.syncthreads()  # the rings are read: warps leave their results there
+        async_wait_all()  # a warp without a tile has asked for zeros in its place and waited for nothing
+        cuda.syncthreads()  # the tiles are read: warps leave their results in their places
         g, head = lane >> 2, 2 * (lane & 3)
         own, sums = shared + warp * results, shared + warps * results
         for i in range(steps_v):
@@ -281,21 +304,26 @@ def decode_chunks(
             shared_store_f32(mine + 12, weight1)
         cuda.syncthreads()
         records = partial + ((row * n_chunks + index) * n_head + place) * record
-        i = types.int32(cuda.threadIdx.x) + types.int32(head_begin - place) * dim_v
-        while i < types.int32(head_end - place) * dim_v:
-            head, element = i // dim_v, i % dim_v
-            source = shared + 4 * (head * head_floats + element + (element >> 5))
-            m, weight, total = LOWEST, np.float32(0.0), np.float32(0.0)
+        i = types.int32(cuda.threadIdx.x + (head_begin - place) * quads)  # 4 elements of a head each
+        while i < (head_end - place) * quads:
+            head = i // quads
+            element = 4 * (i - head * quads)
+            source, of_head = shared + 4 * (head * head_floats + element + (element >> 5)), sums + 8 * head
+            m, weight = LOWEST, np.float32(0.0)
+            x0, x1, x2, x3 = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
             for w in range(warps):
-                part_m, part_weight = shared_load_f32(sums + w * stats + 8 * head), shared_load_f32(sums + w * stats + 8 * head + 4)
-                m, by_total, by_part = fold_factors(m, part_m)
-                weight = folded(weight, part_weight, by_total, by_part)
-                total = folded(total, shared_load_f32(source + w * results), by_total, by_part)
-            store_f32(records + head * record + 4 * element, total)
+                m, by_total, by_part = fold_factors(m, bits_float(shared_word(of_head + w * stats)))
+                weight = folded(weight, bits_float(shared_word(of_head + w * stats + 4)), by_total, by_part)
+                x0 = folded(x0, bits_float(shared_word(source + w * results)), by_total, by_part)
+                x1 = folded(x1, bits_float(shared_word(source + w * results + 4)), by_total, by_part)
+                x2 = folded(x2, bits_float(shared_word(source + w * results + 8)), by_total, by_part)
+                x3 = folded(x3, bits_float(shared_word(source + w * results + 12)), by_total, by_part)
+            target = records + head * record
+            store_v4_f32(target + 4 * element, x0, x1, x2, x3)
             if element == 0:
-                store_f32(records + head * record + 4 * dim_v, m)
-                store_f32(records + head * record + 4 * dim_v + 4, weight)
-            i += threads
+                store_f32(target + 4 * dim_v, m)
+                store_f32(target + 4 * dim_v + 4, weight)
+            i = types.int32(i + threads)
 
     return kernel
 
@@ -303,10 +331,9 @@ def decode_chunks(
 def decode_variants(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> list[CudaKernel]:
     """The best kernel first; the last one needs no more shared memory than every GPU from sm_80 on has."""
     slots = (SHARED_BYTES - dim_k // 16 * QUERY_BYTES) // tile_bytes(k_type, v_type, dim_k, dim_v)
-    if slots >= WARPS * STAGES:
-        return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS, STAGES)]
-    few = decode_chunks(k_type, v_type, dim_k, dim_v, slots // STAGES, STAGES)
-    return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS, STAGES, (9, 0)), few]
+    if slots >= WARPS:
+        return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS)]
+    return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS, (9, 0)), decode_chunks(k_type, v_type, dim_k, dim_v, slots)]
 
 
 def all_kernels() -> list[CudaKernel]:

@@ -41,6 +41,12 @@ def cell_address(typingctx, base, cell, stride):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def quotient_u32(typingctx, x, y):  # type: ignore[no-untyped-def]
+    """x // y of two int32 that are not negative, in 32 bits."""
+    return _I(_I, _I), lambda c, b, s, a: b.udiv(a[0], a[1])
+
+
+@intrinsic
 def transposed(typingctx, pairs):  # type: ignore[no-untyped-def]
     """An 8 by 8 matrix of 16-bit elements in a warp (lane 4 r + c holds row r, columns 2 c and 2 c + 1), transposed. sm_75 on."""
 

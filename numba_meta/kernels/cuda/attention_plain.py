@@ -128,9 +128,9 @@ def plain_chunks(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKe
         index, tile, row = types.int64(cuda.blockIdx.x), types.int64(cuda.blockIdx.y), types.int64(cuda.blockIdx.z)
         if row >= load_i64(n_rows):
             return
-        first, stop, shift = row_chunks(positions, row, window)
-        base = ((first >> shift) + index) << shift
-        begin, end = max(base, first), min(base + (1 << shift), stop)
+        first, stop, size, first_chunk = row_chunks(positions, row, window)
+        base = (first_chunk + index) * size
+        begin, end = max(base, first), min(base + size, stop)
         kv, place, head_begin, head_end = tile_heads(tile, first_head, n_head, group)
         head = head_begin + (types.int64(cuda.threadIdx.x) >> 5)
         if begin >= end or head >= head_end:
@@ -176,7 +176,7 @@ def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKern
         head = head_begin + (types.int64(cuda.threadIdx.x) >> 5)
         if row >= load_i64(n_rows) or head >= head_end:
             return
-        first, stop, shift = row_chunks(positions, row, window)
+        first, stop, size, first_chunk = row_chunks(positions, row, window)
         s = types.int64(cuda.threadIdx.x & 7)
         query, out = cuda.local.array(size_k, types.float32), cuda.local.array(size_v, types.float32)
         total = cuda.local.array(size_v, types.float32)
@@ -186,17 +186,17 @@ def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKern
         for i in range(size_v):
             total[i] = np.float32(0.0)
         m, weight = LOWEST, np.float32(0.0)
-        base = first >> shift << shift
+        base = first_chunk * size
         while base < stop:
             part_m, part_weight = chunk_of(
                 query, mul(scale, LOG2_E), k + (kv - first_kv) * k_head_stride, k_stride, v + (kv - first_kv) * v_head_stride, v_stride,
-                cell_table + load_i32(sequences + 4 * row) * table_stride, max(base, first), min(base + (1 << shift), stop), out,
+                cell_table + load_i32(sequences + 4 * row) * table_stride, max(base, first), min(base + size, stop), out,
             )  # fmt: skip
             m, by_total, by_part = fold_factors(m, part_m)
             weight = folded(weight, part_weight, by_total, by_part)
             for i in range(size_v):
                 total[i] = folded(total[i], out[i], by_total, by_part)
-            base += 1 << shift
+            base += size
         target = y + row * y_stride + head * y_head_stride
         if cuda.threadIdx.x & 31 < 8:
             for i in range(n_v):

@@ -8,27 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from numba_meta.kernels.cuda.attention_intrinsics import quotient_u32
 from numba_meta.kernels.cuda.device import device_function, exp2, fma, load_i32, maximum, mul
 
-MIN_CHUNK_SHIFT = 7
-MIN_CHUNK = 1 << MIN_CHUNK_SHIFT  # positions; chunks begin at multiples of their size
-MOST_CHUNKS = 64  # a row with more positions has larger chunks
+MIN_CHUNK, CHUNK_STEP = 128, 32  # positions; chunks begin at multiples of their size, which is MIN_CHUNK or a larger multiple of CHUNK_STEP
+MOST_CHUNKS = 32  # a row with more positions has larger chunks
 TILE_HEADS = 8  # query heads of one KV head that a block takes
 LOWEST = np.float32(-1e30)  # below every score; finite, so that differences are never NaN
 LOG2_E = np.float32(math.log2(math.e))
 
 
-def chunk_shift(n_positions: int) -> int:
-    """log2 of the positions of a chunk, for a row that attends to so many: MIN_CHUNK, doubled until MOST_CHUNKS chunks hold them all."""
-    shift = MIN_CHUNK_SHIFT
-    while MOST_CHUNKS << shift < n_positions:
-        shift += 1
-    return shift
-
-
 def chunk_positions(n_positions: int) -> int:
-    """Positions of a chunk, for a row that attends to so many."""
-    return 1 << chunk_shift(n_positions)
+    """Positions of a chunk, for a row that attends to so many: as few as MOST_CHUNKS chunks need to hold them all."""
+    return max(MIN_CHUNK, ((n_positions + MOST_CHUNKS - 1) // MOST_CHUNKS + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP)
 
 
 def record_bytes(head_dim_v: int) -> int:
@@ -43,7 +35,7 @@ def head_tiles(arguments: Mapping[str, Any]) -> int:
     return n_kv * -(-group // TILE_HEADS)
 
 
-shift_of = device_function(chunk_shift)
+_chunk_positions = device_function(chunk_positions)
 
 
 @device_function
@@ -54,10 +46,18 @@ def first_attended(position, window):  # type: ignore[no-untyped-def]
 
 @device_function
 def row_chunks(positions, row, window):  # type: ignore[no-untyped-def]
-    """(first attended position, end of them, log2 of a chunk's positions) of a row; the end is 0 for a row at position -1."""
+    """(first attended position, end of them, positions of a chunk, the first chunk) of a row; the end is 0 for one at position -1."""
     position = np.int64(load_i32(positions + 4 * row))
     first = first_attended(position, window)
-    return first, position + 1, shift_of(position + 1 - first)
+    size = _chunk_positions(position + 1 - first)
+    return first, position + 1, size, np.int64(quotient_u32(np.int32(first), np.int32(size)))
+
+
+@device_function
+def chunks_of_row(positions, row, window):  # type: ignore[no-untyped-def]
+    """How many chunks a row has: from the one that holds its first attended position on."""
+    first, stop, size, first_chunk = row_chunks(positions, row, window)
+    return quotient_u32(np.int32(stop - 1), np.int32(size)) - np.int32(first_chunk) + 1 if first < stop else np.int32(0)
 
 
 @device_function

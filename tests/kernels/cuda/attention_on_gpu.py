@@ -12,6 +12,7 @@ from numba_meta.dtypes import BF16, F16, F32, Q8_0, DType
 from numba_meta.kernels.cuda.attention import (
     attention_chunks,
     attention_combine,
+    attention_combine_quantize,
     attention_rows,
     attention_rows_scratch_bytes,
     attention_scratch_bytes,
@@ -136,8 +137,13 @@ class Case:
             "group": self.group, "first_kv": self.first_kv, "scale": dim_k**-0.5, "n_rows": gpu.upload(np.array([n_live], np.int64)),
         }  # fmt: skip
 
-    def by_chunks(self, exact: bool = False, n_live: int | None = None, n_chunks: int | None = None) -> np.ndarray:
-        """[row, head, dim] through `attention_chunks` and `attention_combine`; NaN in dead rows."""
+    def by_chunks(
+        self, exact: bool = False, n_live: int | None = None, n_chunks: int | None = None, quantized: on_gpu.Buffer | None = None
+    ) -> np.ndarray:
+        """[row, head, dim] through `attention_chunks` and `attention_combine`; NaN in dead rows.
+
+        `quantized`: rows of 2 bytes an element, which get the `q8` rows instead; everything that is given back is NaN then.
+        """
         gpu, (dim_k, dim_v), (rows, n_head, _) = on_gpu.open_gpu(), self.dims, self.q.shape
         n_chunks = n_chunks or chunks_needed(self.table.shape[1], self.window)
         partial = gpu.empty(max(1, attention_scratch_bytes(rows, n_head, dim_v, n_chunks)))
@@ -147,7 +153,10 @@ class Case:
         gpu.run(chunks, rows, **inputs, partial=partial, n_chunks=n_chunks)
         shared = {name: inputs[name] for name in ("positions", "window", "n_head", "n_rows")}
         strides = {"y_stride": 4 * n_head * dim_v, "y_head_stride": 4 * dim_v}
-        gpu.run(attention_combine(dim_v), rows, **shared, partial=partial, n_chunks=n_chunks, y=out, **strides)
+        if quantized is not None:
+            strides["y_stride"] //= 2
+        combine = attention_combine(dim_v, exact) if quantized is None else attention_combine_quantize(dim_v)
+        gpu.run(combine, rows, **shared, partial=partial, n_chunks=n_chunks, y=quantized or out, **strides)
         return out.download(np.float32, (rows, n_head, dim_v))
 
     def by_rows(self, exact: bool = False, n_live: int | None = None) -> np.ndarray:

@@ -17,12 +17,14 @@ from numba_meta.errors import ShapeError  # noqa: E402
 from numba_meta.kernels.cuda.attention import (  # noqa: E402
     attention_chunks,
     attention_combine,
+    attention_combine_quantize,
     attention_rows,
     attention_rows_scratch_bytes,
     attention_scratch_bytes,
     chunks_needed,
 )
-from numba_meta.kernels.cuda.attention_steps import MIN_CHUNK, MOST_CHUNKS, chunk_positions  # noqa: E402
+from numba_meta.kernels.cuda.attention_decode import spreading_bytes  # noqa: E402
+from numba_meta.kernels.cuda.attention_steps import CHUNK_STEP, MIN_CHUNK, MOST_CHUNKS, chunk_positions  # noqa: E402
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu  # noqa: E402
 from numba_meta.kernels.cuda.variants import VariantKernel  # noqa: E402
 
@@ -36,11 +38,12 @@ def test_scratch_holds_the_chunks_of_every_row(position: int, later: int, window
     size = chunk_positions(position + 1 - first)
     n_chunks = position // size - first // size + 1
     assert n_chunks <= chunks_needed(position + 1 + later, window) <= MOST_CHUNKS + 1
-    assert size >= MIN_CHUNK and (size == MIN_CHUNK or position + 1 - first > MOST_CHUNKS * size // 2)
+    assert size % CHUNK_STEP == 0 and size >= MIN_CHUNK
+    assert size == MIN_CHUNK or position + 1 - first > MOST_CHUNKS * (size - CHUNK_STEP), "no larger than it must be"
 
 
 def test_sizes_of_scratch() -> None:
-    assert [chunks_needed(n) for n in (1, 128, 129, 4096, 8192, 8193, 100_000)] == [1, 1, 2, 32, 64, 64, 64]
+    assert [chunks_needed(n) for n in (1, 128, 129, 2048, 4096, 4097, 100_000)] == [1, 1, 2, 16, 32, 32, 32]
     assert [chunks_needed(4096, window) for window in (1, 128, 129, 4096, 10_000)] == [2, 2, 3, 32, 32]
     assert attention_scratch_bytes(2, 9, 64, 3) == 2 * 9 * 3 * (64 * 4 + 16)
     assert attention_rows_scratch_bytes(128, 128) == 0
@@ -82,9 +85,17 @@ def test_a_block_for_each_chunk_tile_of_heads_and_row(changes: dict[str, int], t
         assert kernel.launch(arguments(**changes), 5, HOPPER).grid in ((3, tiles, 5), (tiles, 5, 3))
 
 
+@given(st.integers(1, 1000), st.sampled_from([HOPPER, AMPERE, Gpu((8, 0), 108, 163 << 10)]))
+def test_blocks_spread_over_all_multiprocessors(n_blocks: int, gpu: Gpu) -> None:
+    """Shared memory has room for a multiprocessor's part of the blocks and no more. Each block has 1 KiB more than it asks for."""
+    shared, part = spreading_bytes(n_blocks, gpu), -(-n_blocks // gpu.n_multiprocessors)
+    rounded, whole = -(-shared // 128) * 128 + 1024, gpu.max_shared_bytes + 1024
+    assert shared <= gpu.max_shared_bytes and rounded * part <= whole < rounded * (part + 1)
+
+
 @pytest.mark.parametrize("nothing", [{"n_head": 0}, {}])
 def test_nothing_to_do_launches_no_blocks(nothing: dict[str, int]) -> None:
-    kernels = [attention_combine(128)]
+    kernels = [attention_combine(128), attention_combine(128, exact=True), attention_combine_quantize(128)]
     kernels += [make(dtype, dtype, 128, 128) for make in (attention_chunks, attention_rows) for dtype in (F32, F16)]
     for kernel in kernels:
         assert not all(kernel.launch(arguments(**nothing), 5 if nothing else 0, HOPPER).grid)
@@ -102,7 +113,7 @@ def test_heads_and_types_that_do_not_fit_are_an_error(make: Any) -> None:
 
 @pytest.mark.skipif(ptxas() is None, reason="needs ptxas (package nvidia-cuda-nvcc)")
 def test_registers_leave_room_for_several_blocks() -> None:
-    """3 blocks of 128 threads on a multiprocessor for single steps, 2 for prompts."""
+    """2 blocks of 192 threads on a multiprocessor for single steps, 2 of 128 for prompts."""
     bounds: list[tuple[CudaKernel, int]] = [
         (attention_chunks(F16, F16, 128, 128), 168),
         (attention_chunks(Q8_0, Q8_0, 128, 128), 168),

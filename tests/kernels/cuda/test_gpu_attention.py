@@ -12,6 +12,8 @@ from numba_meta.dtypes import BF16, F16, F32, Q4_0, Q8_0, DType
 pytestmark = pytest.mark.gpu
 
 attention_on_gpu = pytest.importorskip("kernels.cuda.attention_on_gpu", reason="numba-cuda is not installed")
+on_gpu = pytest.importorskip("kernels.cuda.on_gpu", reason="numba-cuda is not installed")
+quantize_rows = pytest.importorskip("numba_meta.kernels.cuda.quantize", reason="numba-cuda is not installed").quantize_rows
 Case, make_case = attention_on_gpu.Case, attention_on_gpu.make_case
 
 TYPES = [
@@ -89,6 +91,21 @@ def test_a_row_stands_alone(types: tuple[DType, DType, int, int]) -> None:
     together = case.by_chunks(n_chunks=64)
     for row in (0, 5, 10, 11, 12):
         assert case.rows([row]).by_chunks().tobytes() == together[row].tobytes()
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (64, 64), (96, 32), (256, 256), (64, 96)])
+def test_results_that_are_quantized_at_once(dims: tuple[int, int]) -> None:
+    """The bits of `quantize_rows`; dead rows stay as they were."""
+    case = make_case(F16, F16, *dims, [0, 3, 130, 4500, 9000, -1, 12], [0, 0, 0, 0, 0, 1, 0], holes=0.02)
+    rows, n = len(case.positions), case.q.shape[1] * dims[1]
+    bits, wanted = (on_gpu.open_gpu().empty(rows * 2 * n) for _ in range(2))
+    live = on_gpu.open_gpu().upload(np.array([rows - 1], np.int64))
+    results = on_gpu.open_gpu().upload(case.by_chunks(n_live=rows - 1))
+    on_gpu.open_gpu().run(quantize_rows, rows, x=results, x_stride=4 * n, y=wanted, y_stride=2 * n, n=n, n_rows=live)
+    case.by_chunks(n_live=rows - 1, quantized=bits)
+    got = bits.download(np.uint8, (rows, 2 * n))
+    assert got.tobytes() == wanted.download(np.uint8, (rows, 2 * n)).tobytes()
+    assert (got[-1] == 0xFF).all() and not (got[:-1] == 0xFF).all()
 
 
 @pytest.mark.parametrize("types", FAST, ids=named)
