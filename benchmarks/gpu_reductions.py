@@ -3,7 +3,6 @@
 `python benchmarks/gpu_reductions.py`: `ipc` between 2, 3 and 4 streams of one process on one GPU, which run at the same time: what the
 kernel and its flags cost where memory is near. `mpirun -n 2 python benchmarks/gpu_reductions.py --ranks`: real ranks, rank r on GPU r of
 its host, with every communicator that they can use; where they share a GPU, processes take turns and a sum costs milliseconds.
-Written without a GPU at hand, and not run on one yet.
 """
 
 from __future__ import annotations

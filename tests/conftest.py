@@ -29,9 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if for_gpu:
         from numba_meta.devices.cuda_driver import n_gpus
 
-        if n_gpus() == 0:
-            for item in for_gpu:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; this machine has none"))
+        there = n_gpus()
+        for item in for_gpu:
+            marker = item.get_closest_marker("gpu")
+            needed = marker.args[0] if marker and marker.args else 1
+            if there < needed:
+                wanted, have = "a CUDA GPU" if needed == 1 else f"{needed} CUDA GPUs", there or "none"
+                item.add_marker(pytest.mark.skip(reason=f"needs {wanted}; this machine has {have}"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -97,6 +97,7 @@ class GpuContext:
         self._modules: dict[bytes, Any] = {}
         self._functions: dict[tuple[bytes, str], Any] = {}
         self._shared: dict[tuple[bytes, str], int] = {}  # dynamic shared memory that a function was allowed
+        self._readable: set[int] = {index}  # GPUs whose memory kernels of this one reach
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -157,7 +158,12 @@ class GpuContext:
             status = int(_bindings().cuCtxEnablePeerAccess(other.handle, 0)[0])
         if status not in (0, int(_bindings().CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)):
             raise DeviceError(f"cuCtxEnablePeerAccess from cuda:{self.facts.index} to cuda:{other.facts.index} failed ({status})")
+        self._readable.add(other.facts.index)
         return True
+
+    def can_read(self, other: GpuContext) -> bool:
+        """Whether its kernels reach the other one's memory: its own, or by `enable_peer`."""
+        return other.facts.index in self._readable
 
     def reaches(self, uuid: str) -> bool:
         """Whether it can reach the memory of the GPU of this uuid: this one, or one that the process sees and has peer access to."""

@@ -24,8 +24,9 @@ from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cuda.kernel import CudaArguments, CudaKernel, Launch
 from numba_meta.ops.lowering import Constant
+from numba_meta.schedule.cuda_staging import plan_staging
 from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows
-from numba_meta.schedule.lower import Call, EventName
+from numba_meta.schedule.lower import AddressList, Call, EventName
 from numba_meta.schedule.ranks import StreamCall, StreamWork
 from numba_meta.schedule.record import Binder
 from numba_meta.schedule.trace import is_delivery, is_write_back
@@ -106,10 +107,8 @@ class RecordedCudaStep:
         """Gives the graph and its output's memory back. Twice is once."""
         self._graph.destroy()
         self._memory.free()
-        for rows in self._parts.late_rows:
-            rows.memory.free()
-        for work in self._parts.works:
-            work.free()
+        for each in self._parts.owned:
+            each.free()
 
 
 class _Constants:
@@ -145,12 +144,15 @@ class _Launch:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a recorded graph needs as long as it runs: its arguments, what sets its copies before a step, what moves rows after it."""
+    """What a recorded graph needs as long as it runs: its arguments, what sets its copies before a step, what moves rows after it.
+
+    `owned` belongs to this recording alone.
+    """
 
     launches: tuple[_Launch, ...]
     windows: LiveWindows
     late_rows: tuple[LateRows, ...]
-    works: tuple[StreamWork, ...]
+    owned: tuple[StreamWork | PinnedMemory, ...]
 
 
 def in_order(programs: Mapping[tuple[int, str], Sequence[Call]]) -> Iterator[tuple[int, str, Call]]:
@@ -196,15 +198,21 @@ class _Recorder:
         self._streams = {(j, "compute"): stream for j, stream in enumerate(compute)}
         self._streams |= {(j, "transfer"): stream for j, stream in transfer.items()}
         self._binder = binder
+        self._staging = plan_staging(binder.plan.devices, lambda reader, owner: devices[reader].gpu.can_read(devices[owner].gpu))
+        self._staged: PinnedMemory | None = None
+        self._n_meetings = 0
         self._events: list[tuple[CudaDevice, int]] = []
         self._deliveries: list[tuple[Delivery, list[Any]]] = []
         self._late: list[LateRows] = []
-        self._works: list[StreamWork] = []
+        self._owned: list[StreamWork | PinnedMemory] = []
         self._behind_kernel: set[int] = set()  # streams whose last entry is a kernel: the next one may begin early
 
     def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
         gpu, main = self._devices[0].gpu, self._streams[0, "compute"]
         try:
+            if self._staging.n_bytes:
+                self._staged = self._devices[0].pinned(self._staging.n_bytes)
+                self._owned.append(self._staged)
             plans = self._binder.plan.devices
             programs = {(j, purpose): calls for j, plan in enumerate(plans) for purpose, calls in plan.streams().items()}
             # Modules are loaded and constants placed first: neither may happen while a stream is captured.
@@ -224,12 +232,10 @@ class _Recorder:
                 gpu.copy_async(memory.address, output, memory.data.size, main)
             launches = [prepared for _, _, _, prepared in order if isinstance(prepared, _Launch)]
             windows = LiveWindows(recorded.graph, self._binder, self._deliveries)
-            return recorded.graph, _Parts(tuple(launches), windows, tuple(self._late), tuple(self._works))
+            return recorded.graph, _Parts(tuple(launches), windows, tuple(self._late), tuple(self._owned))
         except BaseException:
-            for work in self._works:
-                work.free()
-            for rows in self._late:
-                rows.memory.free()
+            for each in self._owned:
+                each.free()
             raise
         finally:
             for owner, event in self._events:
@@ -241,22 +247,36 @@ class _Recorder:
         if is_delivery(call) and "n_cells" in call.arguments:
             return self._delivery(device, call)
         on = self._devices[device]
-        values = {name: self._binder.value(device, value) for name, value in call.arguments.items()}
+        values = {name: self._value(device, value) for name, value in call.arguments.items()}
         if isinstance(call.kernel, StreamCall):
             data = {name: value.data for name, value in call.arguments.items() if isinstance(value, Constant)}
-            self._works.append(call.kernel.prepare(values, data, call.max_rows))
-            return self._works[-1]
+            work = call.kernel.prepare(values, data, call.max_rows)
+            self._owned.append(work)
+            return work
         assert isinstance(call.kernel, CudaKernel)
         if is_write_back(call) and not on.gpu.is_pinned(values["host"]):
             rows, count = call.arguments["cells"], call.arguments["n_rows"]
             late = LateRows(on, self._binder, values["host"], values["width"], call.max_rows, rows.name, count.name)
             self._late.append(late)
+            self._owned.append(late.memory)
             values = late.arguments(values, self._place_constant(device, np.arange(call.max_rows, dtype=np.int32)))
         launch = call.kernel.launch(values, call.max_rows, on.launch_facts)
         if not all(launch.grid):
             return None
         entry, cubin = call.kernel.binary(on.gpu.facts.capability)
         return _Launch(on.gpu.function(cubin, entry, launch.shared_bytes), launch, call.kernel.pack(**values))
+
+    def _value(self, device: int, value: Any) -> Any:
+        """An argument as a kernel takes it; addresses of what is staged lie in host memory."""
+        places = self._staging.places.get((device, value)) if isinstance(value, AddressList) else None
+        if places is None:
+            return self._binder.value(device, value)
+        assert self._staged is not None
+        addresses = [
+            self._binder.address(device, peer) if place is None else self._staged.address + place
+            for peer, place in zip(value.peers, places, strict=True)
+        ]
+        return self._place_constant(device, np.array(addresses, np.int64))
 
     def _delivery(self, device: int, call: Call) -> Delivery:
         arguments = call.arguments
@@ -296,7 +316,13 @@ class _Recorder:
             self._meet()
 
     def _meet(self) -> None:
-        """Every device's compute stream waits for all others."""
+        """Every device's compute stream waits for all others, whose summands that it cannot read have come to host memory."""
+        for part in self._staging.parts.get(self._n_meetings, ()):
+            assert self._staged is not None
+            gpu, stream = self._devices[part.owner].gpu, self._streams[part.owner, "compute"]
+            gpu.copy_async(self._staged.address + part.offset, self._binder.address(part.owner, part.tensor), part.tensor.n_bytes, stream)
+            self._behind_kernel.discard(stream)
+        self._n_meetings += 1
         if len(self._devices) > 1:
             events = [self._record_event(j, self._streams[j, "compute"]) for j in range(len(self._devices))]
             for j in range(len(self._devices)):

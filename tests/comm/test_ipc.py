@@ -243,10 +243,7 @@ def test_devices_say_how_ranks_can_reduce() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [2, 3])
 def test_kernels_on_a_gpu(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same graphs again and again, sums and gathers of all sizes in turns: the bits of ordered sums, and no rank waits in vain.
-
-    Not run on a GPU yet; the simulator's tests above run the same kernels.
-    """
+    """The same graphs again and again, sums and gathers of all sizes in turns: the bits of ordered sums, and no rank waits in vain."""
     from streams_of_ranks import StreamsOfRanks
 
     monkeypatch.setattr(ipc, "SPLIT_BYTES", 64 << 10)

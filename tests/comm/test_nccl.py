@@ -217,7 +217,7 @@ def test_abort_instead_of_close() -> None:
 
 @pytest.mark.gpu
 def test_alone_on_a_gpu() -> None:
-    """A communicator of one rank: sums from Python, and sums and gathers in a graph that runs twice. Not run on a GPU yet."""
+    """A communicator of one rank: sums from Python, and sums and gathers in a graph that runs twice."""
     from numba_meta.devices.cuda_driver import open_gpu
     from numba_meta.devices.cuda_graph import capture
 

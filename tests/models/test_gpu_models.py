@@ -1,4 +1,4 @@
-"""Models on a GPU: random small models against float64 in exact mode, over one and two devices on one GPU; fast mode against the CPU."""
+"""Models on GPUs: random small ones against float64 in exact mode, over one and two devices, and GPUs; fast mode against the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numba_meta as nm
 
 pytestmark = pytest.mark.gpu
 MIXED = {"default": "q5_0", "attn_v": "q6_k", "ffn_down": "q4_1", "token_embd": "q8_0", "attn_output": "f16"}
-DEVICES = ("cuda:0", "cuda:0,cuda:0")
+ON_ONE = ("cuda:0", "cuda:0,cuda:0")
+DEVICES = (*ON_ONE, pytest.param("cuda:0,cuda:1", marks=pytest.mark.gpu(2)))
 
 
 def ids(seed: int, n: int = 40) -> list[int]:
@@ -50,7 +51,7 @@ def test_fast_mode_is_near_the_exact_one(architecture: str, cache: str, tmp_path
     path = write_model(tmp_path / "tiny.gguf", architecture, n_layer=3, types="q8_0", head_dim=64, n_head=6, n_head_kv=2, seed=5)
     wanted = ReferenceModel.read(path).logits(ids(5))
     allowed = 0.6 if cache == "q4_0" else 0.08
-    for devices in DEVICES:
+    for devices in ON_ONE:
         got = logits(path, ids(5), devices=devices, cache_type_k=cache, cache_type_v=cache)
         assert np.sqrt(np.mean((got - wanted) ** 2)) < allowed * wanted.std()
 
@@ -81,3 +82,23 @@ def test_joined_calls_give_the_bits_of_separate_ones(
     joined = steps()
     monkeypatch.setattr("numba_meta.schedule.plan.fuse", lambda calls, *_: list(calls))
     assert steps() == joined
+
+
+@pytest.mark.parametrize("kv", ("device", "host"))
+@pytest.mark.parametrize("devices", ("cuda:0,cuda:0", "cuda:0,cuda:0,cuda:0", pytest.param("cuda:0,cuda:1", marks=pytest.mark.gpu(2))))
+@pytest.mark.parametrize("architecture", ("llama", "gemma3"))
+def test_sums_through_host_memory_give_the_same_bits(
+    architecture: str, devices: str, kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between GPUs that cannot read each other's memory."""
+    path = write_model(tmp_path / "tiny.gguf", architecture, n_layer=3, types="q4_k", n_head=6, n_head_kv=3, seed=9)
+
+    def steps() -> list[bytes]:
+        with nm.load(path, devices=devices, ctx_size=256, kv=kv) as model:
+            prompt = model.context.decode(ids(9, 40), [0] * 40, [39]).tobytes()
+            return [prompt, *(model.context.decode([i], [0], [0]).tobytes() for i in ids(10, 12))]
+
+    direct = steps()
+    asked: list[bool] = []
+    monkeypatch.setattr("numba_meta.devices.cuda_driver.GpuContext.can_read", lambda self, other: asked.append(True))
+    assert steps() == direct and asked

@@ -1,7 +1,4 @@
-"""A model over ranks that share one GPU gives the tokens of a float64 reference; a rank that is killed ends the others.
-
-Written without a GPU at hand, and not run on one yet.
-"""
+"""A model over ranks that share one GPU, or have one each, gives the tokens of a float64 reference; a killed rank ends the others."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from synthetic import write_model
 pytestmark = [pytest.mark.gpu, needs_mpi]
 PROGRAMS = Path(__file__).parent / "programs"
 # Processes on one GPU take turns of milliseconds, and each reduction takes some: little is computed.
+KINDS = ("device", "host")
 PROMPT, N_TOKENS = tuple((31 * i) % 290 + 5 for i in range(20)), 16
 OPTIONS: dict[str, Any] = {"ctx_size": 128, "ubatch_size": 16}
 
@@ -59,7 +57,7 @@ def check_ranks(models: list[str], loads: list[dict[str, Any]], folder: Path, **
 
 
 def test_ranks_on_one_gpu_share_memory(models: dict[str, str], tmp_path: Path) -> None:
-    loads = [{"devices": "cuda:0", "kv": kv} for kv in ("device", "host")]
+    loads = [{"devices": "cuda:0", "kv": kv} for kv in KINDS]
     check_ranks(list(models.values()), loads, tmp_path, NUMBA_META_COMM="ipc")
 
 
@@ -67,6 +65,14 @@ def test_more_devices_and_gathers(models: dict[str, str], tmp_path: Path) -> Non
     """Devices of a rank sum first, its first one exchanges; where no sum crosses devices, pieces are gathered. ipc is chosen."""
     loads = [{"devices": "cuda:0,cuda:0;cuda:0", "tensor_split": "1,1,2"}, {"devices": "cuda:0", "deterministic": True}]
     check_ranks([models["llama"]], loads, tmp_path)
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("name", ("ipc", "nccl", "mpi"))
+def test_a_gpu_for_each_rank(name: str, models: dict[str, str], tmp_path: Path) -> None:
+    """Through every communicator, plain and in the order of devices."""
+    loads = [{"devices": "cuda:0;cuda:1", "deterministic": deterministic, "kv": kv} for deterministic in (False, True) for kv in KINDS]
+    check_ranks(list(models.values()), loads, tmp_path, NUMBA_META_COMM=name)
 
 
 def test_mpi_through_pinned_memory(models: dict[str, str], tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Configuration:
     unified: bool = True
     ubatch_size: int = 64
     exact: bool = False
-    kind: str = "cpu"  # of the devices; CUDA devices share one GPU
+    kind: str = "cpu"  # of the devices; "cuda": all on one GPU, "gpus": each on its own
 
     @property
     def n_devices(self) -> int:
@@ -93,8 +93,8 @@ class Way:
 
     def devices(self, n: int, kind: str = "cpu") -> str:
         """Device names that behave so: links are of another speed, or copies come later by another time, on each of them."""
-        if kind == "cuda":
-            return ",".join(["cuda:0"] * n)
+        if kind != "cpu":
+            return ",".join(plain_devices(kind, n))
         slow, late = [f"&link={speed}" for speed in (1, 0.3, 2, 0.5)], [f"&delay={t}us" for t in (120, 0, 80, 40)]
         links = {"fast": [""] * 4, "slow": slow, "late": late}
         return ",".join(f"cpu:0?async={int(self.async_copies)}{link}" for link in links[self.link][:n])
@@ -118,6 +118,11 @@ class Way:
         return {"ordered", "pipelined"} if self.budget == 1 else {"pipelined"}
 
 
+def plain_devices(kind: str, n: int) -> list[str]:
+    """Names of n devices of a kind (`Configuration.kind`)."""
+    return [f"cuda:{j}" for j in range(n)] if kind == "gpus" else [f"{kind}:0"] * n
+
+
 def synthetic_models(folder: Path) -> dict[str, Path]:
     """Seven layers each, so that also the ring of depth 4 comes around; a window of 16, and Gemma's sixth layer sees everything."""
     sizes: dict[str, Any] = {"n_layer": 7, "n_embd": 128, "n_head": 4, "head_dim": 32, "n_ff": 128, "types": "q8_0", "context_length": 8192}
@@ -135,7 +140,7 @@ class Gate:
         self.reference = cache(self._reference)
 
     def _reference(self, configuration: Configuration) -> Played:
-        devices = [f"{configuration.kind}:0"] * configuration.n_devices
+        devices = plain_devices(configuration.kind, configuration.n_devices)
         with nm.load(self._models[configuration.model], devices=devices, **configuration.options()) as model:
             return play(model)
 

@@ -1,7 +1,8 @@
-"""The gate on a GPU, over one and two devices on it: deliveries by the copy engine, a whole step in one graph."""
+"""The gate on GPUs, over one and two devices on one or two of them: deliveries by the copy engine, a whole step in one graph."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,16 @@ SAMPLE = [split_row(row) for row in pairwise(FACTORS)]
 
 @pytest.mark.parametrize(("configuration", "way"), SAMPLE, ids=name_of)
 def test_every_way_gives_the_bits_of_a_cache_on_the_devices(configuration: Configuration, way: Way, gate: Gate) -> None:
-    configuration = Configuration(**{**vars(configuration), "kind": "cuda"})
+    check(replace(configuration, kind="cuda"), way, gate)
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize(("configuration", "way"), [row for row in SAMPLE if row[0].n_devices > 1], ids=name_of)
+def test_devices_on_two_gpus(configuration: Configuration, way: Way, gate: Gate) -> None:
+    check(replace(configuration, kind="gpus"), way, gate)
+
+
+def check(configuration: Configuration, way: Way, gate: Gate) -> None:
     got = gate.deliver(configuration, way)
     assert difference(got, gate.reference(configuration)) is None
     assert got.paths <= way.expected_paths
