@@ -5,7 +5,8 @@
 Random 8B-shaped Q8_0 weights and a q8_0 cache (as `gpu_generation.py` makes them). All steps lie in one bucket of cells: what is delivered
 is the context given. Copies alone are timed as a graph of the step's own copies; what a step computes is an ordered step without them; the
 bound follows by the recursion of `schedule/bound.py`, all layers being equal. Two devices on one GPU share its link: their copies follow
-one another. `replay` is the recorded step without what Python does before it.
+one another; GPUs have a link each, of which the one counts that has the most to do. `replay` is the recorded step without what Python does
+before it.
 """
 
 from __future__ import annotations
@@ -63,16 +64,21 @@ def steps(model: nm.Model, depth: int, n_context: int) -> tuple[list[float], lis
 
 
 def copy_seconds(model: nm.Model, n_cells: int) -> tuple[float, int]:
-    """All copies of the step that was recorded last, one after the other, and their bytes."""
-    device = model.context.device.devices[0]
-    assert isinstance(device, CudaDevice)
+    """All copies of the step that was recorded last to a GPU, one after the other, and their bytes: those that take longest."""
+    devices = [device for device in model.context.device.devices if isinstance(device, CudaDevice)]
+    return max(copy_seconds_to(device, recorded_step(model), n_cells) for device in {each.gpu: each for each in devices}.values())
+
+
+def copy_seconds_to(device: CudaDevice, step: RecordedCudaStep, n_cells: int) -> tuple[float, int]:
+    """The same of one GPU."""
     stream, n_bytes = device.stream(), 0
     with capture(device.gpu, stream) as recorded:
-        for _, group in recorded_step(model)._parts.windows._groups:
+        for _, group in step._parts.windows._groups:
             for delivery, _ in group:
-                for copy in delivery.copies([0], n_cells):
-                    capture_copy(device.gpu, copy, stream)
-                    n_bytes += copy.width * copy.height
+                if delivery.gpu is device.gpu:
+                    for copy in delivery.copies([0], n_cells):
+                        capture_copy(device.gpu, copy, stream)
+                        n_bytes += copy.width * copy.height
     times = []
     for _ in range(8):
         begin = time.perf_counter()
@@ -100,8 +106,8 @@ def measure(model: nm.Model, n_context: int, depths: list[int]) -> None:
         path = f"depth {depth}" if depth else "ordered"
         parts = f"copy {1e3 * copy:6.2f} ({n_bytes / copy / 1e9:4.1f} GB/s)  compute {1e3 * compute:5.2f}  bound {1e3 * bound:6.2f}"
         ratio = f"step / bound {step / bound:5.3f}  delivered {n_bytes / step / 1e9:4.1f} GB/s"
-        times = f"{1e3 * step:7.2f} ms {1 / step:7.1f} t/s  replay {1e3 * replay:7.2f}"
-        print(f"  {n_context:6d}  {path:8} {times}  {parts}  {ratio}", flush=True)
+        rates = f"{1e3 * step:7.2f} ms {1 / step:7.1f} t/s  replay {1e3 * replay:7.2f}"
+        print(f"  {n_context:6d}  {path:8} {rates}  {parts}  {ratio}", flush=True)
 
 
 def main() -> None:

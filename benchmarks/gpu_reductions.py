@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,8 @@ def time_ranks(launch: RankLaunch, repeats: int) -> None:
         if not usable:
             continue
         try:
-            reduction = negotiate(launch.world, joined, usable, warn=print)
+            alone = replace(joined, records=tuple(replace(record, offers=(name,)) for record in joined.records))
+            reduction = negotiate(launch.world, alone, usable, warn=print)
         except Exception as error:  # what cannot be used here is said, the others are timed
             print(f"{name}: {error}" if launch.rank == 0 else "", flush=True)
             continue

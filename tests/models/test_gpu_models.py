@@ -91,7 +91,7 @@ def test_sums_through_host_memory_give_the_same_bits(
     architecture: str, devices: str, kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As between GPUs that cannot read each other's memory."""
-    path = write_model(tmp_path / "tiny.gguf", architecture, n_layer=3, types="q4_k", n_head=6, n_head_kv=3, seed=9)
+    path = write_model(tmp_path / "tiny.gguf", architecture, n_layer=3, types="q8_0", n_head=6, n_head_kv=3, head_dim=64, seed=9)
 
     def steps() -> list[bytes]:
         with nm.load(path, devices=devices, ctx_size=256, kv=kv) as model:
