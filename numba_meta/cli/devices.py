@@ -51,6 +51,12 @@ def gpu_lines(gpus: Sequence[GpuReport]) -> Iterator[str]:
         yield f"cuda:{index} {gpu.name}"
         yield f"       compute  capability {gpu.capability}, {gpu.n_multiprocessors} multiprocessors"
         yield f"       memory   {format_bytes(gpu.free_bytes)} free of {format_bytes(gpu.memory_bytes)}"
+        near = [f"cuda:{peer}" for peer in gpu.peers]
+        far = [f"cuda:{other}" for other in range(len(gpus)) if other != index and other not in gpu.peers]
+        if near:
+            yield f"       peers    reads the memory of {', '.join(near)}"
+        if far:
+            yield f"       peers    {', '.join(far)} through host memory"
 
 
 def missing_lines(name: str, requirements: Sequence[Requirement]) -> Iterator[str]:

@@ -31,13 +31,14 @@ class CpuReport:
 
 @dataclass(frozen=True)
 class GpuReport:
-    """A CUDA device: memory in bytes, compute capability as in `9.0`."""
+    """A CUDA device: memory in bytes, compute capability as in `9.0`, which other GPUs' memory its kernels can read."""
 
     name: str
     capability: str
     n_multiprocessors: int
     memory_bytes: int
     free_bytes: int
+    peers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,12 @@ def gpu_reports() -> tuple[GpuReport, ...]:
 
     gpus = [open_gpu(index) for index in range(n_gpus())]
     return tuple(
-        GpuReport(g.facts.name, "{}.{}".format(*g.facts.capability), g.facts.n_multiprocessors, g.facts.total_bytes, g.free_bytes())
-        for g in gpus
-    )
+        GpuReport(
+            gpu.facts.name, "{}.{}".format(*gpu.facts.capability), gpu.facts.n_multiprocessors, gpu.facts.total_bytes, gpu.free_bytes(),
+            tuple(other.facts.index for other in gpus if other is not gpu and gpu.reaches(other.facts.uuid)),
+        )
+        for gpu in gpus
+    )  # fmt: skip
 
 
 def cpu_name() -> str:

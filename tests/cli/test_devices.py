@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -25,8 +26,16 @@ def test_the_report_as_json_and_as_lines(run, monkeypatch):
 
 
 def test_gpus_as_lines():
-    lines = list(gpu_lines([machine.GpuReport("A GPU", "9.0", 132, 8 << 30, 6 << 30)] * 2))
-    assert [line.split()[0] for line in lines[::3]] == ["cuda:0", "cuda:1"]
+    report = machine.GpuReport("A GPU", "9.0", 132, 8 << 30, 6 << 30)
+    lines = list(gpu_lines([report, replace(report, peers=(0, 2)), replace(report, peers=(1,))]))
+    assert [line.split()[0] for line in lines if line[0] != " "] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [line.split(maxsplit=1)[1] for line in lines if line.split()[0] == "peers"] == [
+        "cuda:1, cuda:2 through host memory",
+        "reads the memory of cuda:0, cuda:2",
+        "reads the memory of cuda:1",
+        "cuda:0 through host memory",
+    ]
+    assert [line for line in gpu_lines([report]) if "peers" in line] == []
     assert lines[1].split(maxsplit=1)[1] == "capability 9.0, 132 multiprocessors"
     assert lines[2].split(maxsplit=1)[1] == "6.0 GiB free of 8.0 GiB"
 
