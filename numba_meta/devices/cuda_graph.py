@@ -11,7 +11,7 @@ from numba_meta.devices.cuda_driver import GpuContext, call
 from numba_meta.devices.cuda_driver import _bindings as bindings
 from numba_meta.errors import DeviceError
 
-_THREAD_LOCAL = 1  # other threads of the process may call what a capture forbids
+_RELAXED = 2  # memory may be given back meanwhile, by other threads or as garbage of this one
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Capture:
 def capture(gpu: GpuContext, stream: int) -> Iterator[Capture]:
     """Records what the block enqueues on a stream, and on streams that wait for its events and that it waits for in the end."""
     found = Capture()
-    mode = bindings().CUstreamCaptureMode(_THREAD_LOCAL)
+    mode = bindings().CUstreamCaptureMode(_RELAXED)
     with gpu.current():
         call("cuStreamBeginCapture", stream, mode)
     try:

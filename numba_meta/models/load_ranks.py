@@ -88,7 +88,7 @@ def factories_for(device: DeviceSpec) -> tuple[CommunicatorFactory, ...]:
     from numba_meta.devices.cuda_driver import open_gpu
 
     gpu = open_gpu(device.index)
-    return NcclFactory(gpu), IpcFactory(gpu), StagedMpiFactory(gpu), StagedMpiFactory(gpu, pairwise=True)
+    return IpcFactory(gpu), NcclFactory(gpu), StagedMpiFactory(gpu), StagedMpiFactory(gpu, pairwise=True)
 
 
 def needed_bytes(config: ModelConfig, plan: LoadPlan, tensors: dict[str, TensorFacts], rank: int) -> int:

@@ -112,7 +112,7 @@ def test_no_common_offer():
 
 def test_wrong_name(monkeypatch):
     monkeypatch.setenv("NUMBA_META_COMM", "tcp")
-    with pytest.raises(UsageError, match="NUMBA_META_COMM='tcp'; expected one of nccl, ipc, mpi, pairwise, none"):
+    with pytest.raises(UsageError, match="NUMBA_META_COMM='tcp'; expected one of ipc, nccl, mpi, pairwise, none"):
         forced_name()
     monkeypatch.setenv("NUMBA_META_COMM", " MPI ")
     assert forced_name() == "mpi"

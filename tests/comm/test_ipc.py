@@ -231,7 +231,7 @@ def test_kernels_are_told_before_a_process_ends(monkeypatch: pytest.MonkeyPatch)
 def test_devices_say_how_ranks_can_reduce() -> None:
     assert [factory.name for factory in factories_for(DeviceSpec("cpu", 0))] == ["mpi", "pairwise"]
     if n_gpus():
-        assert [factory.name for factory in factories_for(DeviceSpec("cuda", 0))] == ["nccl", "ipc", "mpi", "pairwise"]
+        assert [factory.name for factory in factories_for(DeviceSpec("cuda", 0))] == ["ipc", "nccl", "mpi", "pairwise"]
     else:
         with pytest.raises(DeviceError):
             factories_for(DeviceSpec("cuda", 0))
