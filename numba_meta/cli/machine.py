@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import platform
@@ -11,6 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from numba_meta.errors import DeviceError
 
 COPY_BYTES = 256 << 20  # beyond the caches of most machines
 COPY_ROUNDS = 3
@@ -129,9 +130,20 @@ def copy_bandwidth(n_threads: int, n_bytes: int) -> float:
 
 def cuda_requirements() -> tuple[Requirement, ...]:
     """What CUDA devices need from this machine."""
+    from numba_meta.devices import cuda_driver
+
+    install = "pip install 'numba-meta[cuda13]', or cuda12 for an older driver"
+    has_bindings = _has_package("cuda") and _has_package("cuda.bindings")
+    has_driver, remedy = cuda_driver.has_library(cuda_driver.DRIVER_LIBRARY), "install the driver of your GPU"
+    if has_driver and has_bindings:
+        try:
+            cuda_driver.start()
+        except DeviceError as error:
+            has_driver, remedy = False, str(error)
     return (
-        Requirement("NVIDIA driver", _has_library("libcuda.so.1"), "install the driver of your GPU"),
-        Requirement("numba-cuda", _has_package("numba_cuda"), "pip install 'numba-meta[cuda13]', or cuda12 for an older driver"),
+        Requirement("NVIDIA driver", has_driver, remedy),
+        Requirement("cuda-bindings", has_bindings, install),
+        Requirement("numba-cuda", _has_package("numba_cuda"), install),
     )
 
 
@@ -146,10 +158,3 @@ def mpi_requirements() -> tuple[Requirement, ...]:
 def _has_package(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
-
-def _has_library(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True

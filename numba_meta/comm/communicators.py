@@ -91,9 +91,14 @@ def forced_name() -> str:
     return name
 
 
-def offered_names(world: World, factories: Sequence[CommunicatorFactory]) -> tuple[str, ...]:
-    """The names that this rank can offer, for its join request."""
-    return tuple(factory.name for factory in factories if not factory.obstacle(world))
+def offered_names(world: World, factories: Sequence[CommunicatorFactory], forced: str = "") -> tuple[str, ...]:
+    """The names that this rank can offer, for its join request. Raises `RankError` where it cannot use what it forces, with the reason."""
+    obstacles = {factory.name: factory.obstacle(world) for factory in factories}
+    if forced in obstacles and obstacles[forced]:
+        raise RankError(f"{COMM_VARIABLE}={forced} cannot be used: {obstacles[forced]}")
+    if forced not in (*obstacles, "", "none"):
+        raise RankError(f"{COMM_VARIABLE}={forced} is not for the devices of rank {world.rank}; expected one of {_list(list(obstacles))}")
+    return tuple(name for name, obstacle in obstacles.items() if not obstacle)
 
 
 def choose_candidates(offers: Sequence[Sequence[str]], forced: Sequence[str], order: Sequence[str] = NAMES) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def import_nccl() -> Any:
     try:
         nccl = importlib.import_module("nccl.bindings.nccl")
         nccl.get_version()
-    except (ImportError, RuntimeError) as error:
+    except Exception as error:  # of the package, its binary or the library: whatever it is, ranks reduce with something else
         told = " ".join(str(error).split()) or type(error).__name__
         raise RankError(f"NCCL is not installed ({told}); install numba-meta[nccl]") from None
     return nccl

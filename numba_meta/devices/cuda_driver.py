@@ -19,6 +19,7 @@ import numpy as np
 from numba_meta.errors import DeviceError, OutOfMemoryError
 
 _EARLY_DRIVER = 12030  # CUDA 12.3: graphs keep that a kernel may begin early
+DRIVER_LIBRARY = "libcuda.so.1"
 _HANDLE_BYTES = 64  # of an exported allocation
 _INSTALL = "install numba-meta[cuda13] (driver 580 or newer) or numba-meta[cuda12]"
 
@@ -28,16 +29,33 @@ def _bindings() -> Any:
     """`cuda.bindings.driver`, initialized."""
     try:
         from cuda.bindings import driver
-    except ImportError as error:
+    except (ImportError, OSError, AttributeError) as error:
         raise DeviceError(f"CUDA devices need the package cuda-bindings ({error}); {_INSTALL}") from None
     try:
         status = driver.cuInit(0)[0]
-    except RuntimeError as error:  # the driver's library is not there
+    except RuntimeError as error:  # the driver's library is not there, or lacks what the package asks for
         told = str(error).splitlines()[0]
+        if has_library(DRIVER_LIBRARY):
+            raise DeviceError(f"NVIDIA's driver is older than the package cuda-bindings ({told}); {_INSTALL}") from None
         raise DeviceError(f"CUDA devices need NVIDIA's driver, which this machine lacks ({told}); use cpu:N") from None
     if int(status) != 0:
-        raise DeviceError(f"the CUDA driver does not start ({_name(driver, status)}); check `nvidia-smi`, or use cpu:N")
+        told = _name(driver, status)
+        raise DeviceError(f"the CUDA driver does not start ({told}); check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use cpu:N")
     return driver
+
+
+def start() -> None:
+    """Loads and starts the driver, once. Raises `DeviceError` with what is missing."""
+    _bindings()
+
+
+def has_library(name: str) -> bool:
+    """Whether a shared library is found and can be loaded."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
 
 
 def _name(driver: Any, status: Any) -> str:
@@ -151,15 +169,13 @@ class GpuContext:
                 call("cuMemcpyDtoH", data.ctypes.data, address, data.nbytes)
 
     def enable_peer(self, other: GpuContext) -> bool:
-        """Lets kernels and copies of this GPU reach the other one's memory; False where the machine does not allow it."""
-        if not call("cuDeviceCanAccessPeer", self._device, other._device):
-            return False
-        with self.current():
-            status = int(_bindings().cuCtxEnablePeerAccess(other.handle, 0)[0])
-        if status not in (0, int(_bindings().CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)):
-            raise DeviceError(f"cuCtxEnablePeerAccess from cuda:{self.facts.index} to cuda:{other.facts.index} failed ({status})")
-        self._readable.add(other.facts.index)
-        return True
+        """Lets kernels and copies of this GPU reach the other one's memory; False where the machine does not allow it, or no more of it."""
+        if call("cuDeviceCanAccessPeer", self._device, other._device):
+            with self.current():
+                status = int(_bindings().cuCtxEnablePeerAccess(other.handle, 0)[0])
+            if status in (0, int(_bindings().CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)):
+                self._readable.add(other.facts.index)
+        return self.can_read(other)
 
     def can_read(self, other: GpuContext) -> bool:
         """Whether its kernels reach the other one's memory: its own, or by `enable_peer`."""
@@ -257,7 +273,7 @@ class GpuContext:
     def call_host(self, function: int, stream: int) -> None:
         """Calls a C function `void(void *)`, given by its address, in a stream's order, from a thread of the driver."""
         # Not by the bindings: what they wrap around a function is gone after its first call, and recordings call it again.
-        library = ctypes.CDLL("libcuda.so.1")
+        library = ctypes.CDLL(DRIVER_LIBRARY)
         with self.current():
             status = library.cuLaunchHostFunc(ctypes.c_void_p(stream), ctypes.c_void_p(function), None)
         if status != 0:

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from typing import Any
+
+from numba_meta.errors import DeviceError
+
+KINDS = ("cpu", "cuda")
 
 
 class KernelSet:
@@ -31,5 +36,9 @@ class KernelSet:
 
 @functools.cache
 def kernel_set(kind: str) -> KernelSet:
-    """The kernels of `cpu` or `cuda` devices."""
+    """The kernels of `cpu` or `cuda` devices. Raises `DeviceError` for another kind, and for `cuda` in Numba's simulator."""
+    if kind not in KINDS:
+        raise DeviceError(f"there are no kernels for devices of kind {kind!r}; expected {' or '.join(KINDS)}")
+    if kind == "cuda" and os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
+        raise DeviceError("NUMBA_ENABLE_CUDASIM is set, and Numba's simulator runs no models, only single kernels; unset it")
     return KernelSet(kind)

@@ -60,7 +60,7 @@ class RankLoad:
         options = {name: value for name, value in asdict(self._options).items() if name not in _OWN}
         return JoinRequest(
             facts_of(str(identity).encode() + identity.digest.encode(), "; ".join(describe_cuts(plan.cuts)), options),
-            offers=offered_names(self._launch.world, factories_for(plan.specs[0])),
+            offers=offered_names(self._launch.world, factories_for(plan.specs[0]), forced_name()),
             forced=forced_name(),
             needed_host_bytes=needed_bytes(config, plan, tensors, self._launch.rank),
             available_host_bytes=available_bytes(),

@@ -152,7 +152,7 @@ class _Parts:
     launches: tuple[_Launch, ...]
     windows: LiveWindows
     late_rows: tuple[LateRows, ...]
-    owned: tuple[StreamWork | PinnedMemory, ...]
+    owned: tuple[StreamWork | PinnedMemory | CudaBuffer, ...]
 
 
 def in_order(programs: Mapping[tuple[int, str], Sequence[Call]]) -> Iterator[tuple[int, str, Call]]:
@@ -204,15 +204,15 @@ class _Recorder:
         self._events: list[tuple[CudaDevice, int]] = []
         self._deliveries: list[tuple[Delivery, list[Any]]] = []
         self._late: list[LateRows] = []
-        self._owned: list[StreamWork | PinnedMemory] = []
+        self._owned: list[StreamWork | PinnedMemory | CudaBuffer] = []
+        self._lists: dict[tuple[int, AddressList], int] = {}  # where lists lie that name places in host memory
         self._behind_kernel: set[int] = set()  # streams whose last entry is a kernel: the next one may begin early
 
     def record(self, output: int, memory: PinnedMemory) -> tuple[CudaGraph, _Parts]:
         gpu, main = self._devices[0].gpu, self._streams[0, "compute"]
         try:
             if self._staging.n_bytes:
-                self._staged = self._devices[0].pinned(self._staging.n_bytes)
-                self._owned.append(self._staged)
+                self._stage()
             plans = self._binder.plan.devices
             programs = {(j, purpose): calls for j, plan in enumerate(plans) for purpose, calls in plan.streams().items()}
             # Modules are loaded and constants placed first: neither may happen while a stream is captured.
@@ -266,17 +266,26 @@ class _Recorder:
         entry, cubin = call.kernel.binary(on.gpu.facts.capability)
         return _Launch(on.gpu.function(cubin, entry, launch.shared_bytes), launch, call.kernel.pack(**values))
 
+    def _stage(self) -> None:
+        """Host memory for summands and pieces, and the lists that name places in it, on their readers."""
+        self._staged = self._devices[0].pinned(self._staging.n_bytes)
+        self._owned.append(self._staged)
+        for reader, device in enumerate(self._devices):
+            own = {value: places for (owner, value), places in self._staging.places.items() if owner == reader}
+            addresses: list[int] = []
+            block = device.allocate(8 * sum(map(len, own.values())), "addresses of summands in host memory")
+            self._owned.append(block)
+            for value, places in own.items():
+                self._lists[reader, value] = block.address + 8 * len(addresses)
+                for peer, place in zip(value.peers, places, strict=True):
+                    addresses.append(self._binder.address(reader, peer) if place is None else self._staged.address + place)
+            with block.edit(0, 8 * len(addresses), keep=False) as out:
+                out[:] = np.array(addresses, np.int64).view(np.uint8)
+
     def _value(self, device: int, value: Any) -> Any:
         """An argument as a kernel takes it; addresses of what is staged lie in host memory."""
-        places = self._staging.places.get((device, value)) if isinstance(value, AddressList) else None
-        if places is None:
-            return self._binder.value(device, value)
-        assert self._staged is not None
-        addresses = [
-            self._binder.address(device, peer) if place is None else self._staged.address + place
-            for peer, place in zip(value.peers, places, strict=True)
-        ]
-        return self._place_constant(device, np.array(addresses, np.int64))
+        known = self._lists.get((device, value)) if isinstance(value, AddressList) else None
+        return self._binder.value(device, value) if known is None else known
 
     def _delivery(self, device: int, call: Call) -> Delivery:
         arguments = call.arguments

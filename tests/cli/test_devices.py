@@ -10,6 +10,7 @@ import pytest
 
 from numba_meta.cli import machine
 from numba_meta.cli.devices import gpu_lines, missing_lines
+from numba_meta.errors import DeviceError
 
 
 def test_the_report_as_json_and_as_lines(run, monkeypatch):
@@ -38,6 +39,20 @@ def test_gpus_as_lines():
     assert [line for line in gpu_lines([report]) if "peers" in line] == []
     assert lines[1].split(maxsplit=1)[1] == "capability 9.0, 132 multiprocessors"
     assert lines[2].split(maxsplit=1)[1] == "6.0 GiB free of 8.0 GiB"
+
+
+@pytest.mark.parametrize(("error", "found"), [(None, "found"), (DeviceError("the CUDA driver does not start (X)"), "missing: the CUDA")])
+def test_a_driver_is_there_when_it_starts(monkeypatch, error, found):
+    def start():
+        if error:
+            raise error
+
+    monkeypatch.setattr("numba_meta.devices.cuda_driver.has_library", lambda name: True)
+    monkeypatch.setattr("numba_meta.devices.cuda_driver.start", start)
+    monkeypatch.setattr(machine, "_has_package", lambda name: True)
+    lines = list(missing_lines("cuda", machine.cuda_requirements()))
+    assert len(lines) == 4 and lines[0].split() == ["cuda", *(["needs", "more"] if error else ["all", "there"])]
+    assert found in lines[1]
 
 
 def test_what_is_missing_comes_with_what_to_do():

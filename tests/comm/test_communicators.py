@@ -9,6 +9,7 @@ from fake_ranks import FakeFactory, run_ranks
 from numba_meta.comm.communicators import PROBE_SIZES, Reduction, choose_candidates, forced_name, negotiate, offered_names
 from numba_meta.comm.errors import JoinError, RankError
 from numba_meta.comm.join import JoinRequest, join
+from numba_meta.comm.world import SoloWorld
 from numba_meta.errors import UsageError
 
 
@@ -103,6 +104,15 @@ def test_wishes_that_cannot_be(forced, message):
     outcomes, _ = run(2, [FakeFactory("nccl"), FakeFactory("ipc", lacking=(1,)), FakeFactory("mpi")], forced=forced)
     for outcome in outcomes:
         assert isinstance(outcome.error, JoinError) and message in str(outcome.error)
+
+
+def test_a_rank_says_why_it_cannot_use_what_it_forces():
+    factories = [FakeFactory("nccl", lacking=(0,)), FakeFactory("mpi")]
+    assert offered_names(SoloWorld(), factories) == offered_names(SoloWorld(), factories, "mpi") == ("mpi",)
+    with pytest.raises(RankError, match="NUMBA_META_COMM=nccl cannot be used: not here"):
+        offered_names(SoloWorld(), factories, "nccl")
+    with pytest.raises(RankError, match="NUMBA_META_COMM=ipc is not for the devices of rank 0; expected one of nccl, mpi"):
+        offered_names(SoloWorld(), factories, "ipc")
 
 
 def test_no_common_offer():

@@ -215,6 +215,17 @@ def test_abort_instead_of_close() -> None:
     assert nccl.destroyed == ["abort comm 0"]
 
 
+@pytest.mark.parametrize("error", (ImportError("no module"), OSError("libnccl.so.2:\ncannot open"), AttributeError(), ValueError("new")))
+def test_a_package_that_does_not_load(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("numba_meta.comm.nccl.importlib.import_module", fail)
+    with pytest.raises(RankError, match=r"NCCL is not installed \(.+\); install numba-meta\[nccl\]") as caught:
+        import_nccl()
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.gpu
 def test_alone_on_a_gpu() -> None:
     """A communicator of one rank: sums from Python, and sums and gathers in a graph that runs twice."""

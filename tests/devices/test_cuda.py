@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,6 +106,27 @@ def test_gpus_that_cannot_reach_each_other(driver: FakeDriver, monkeypatch: pyte
     cuda_driver.open_gpu.cache_clear()
     assert reads("cuda:0,cuda:1") == [True, False, False, True]
     assert reads("cuda:0,cuda:0") == [True] * 4
+
+
+@pytest.mark.parametrize(("is_there", "said"), [(True, "driver is older than the package cuda-bindings"), (False, "this machine lacks")])
+def test_a_driver_that_does_not_do(is_there: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = pytest.importorskip("cuda.bindings", reason="needs the package cuda-bindings")
+
+    def fail(flags: int) -> None:
+        raise RuntimeError("Failed to get cuGetProcAddress_v2\nand more")
+
+    monkeypatch.setattr(bindings, "driver", SimpleNamespace(cuInit=fail), raising=False)
+    monkeypatch.setattr(cuda_driver, "has_library", lambda name: is_there)
+    with pytest.raises(DeviceError, match=f"{said} .Failed to get cuGetProcAddress_v2.; ") as caught:
+        cuda_driver._bindings.__wrapped__()
+    assert "\n" not in str(caught.value)
+
+
+def test_no_more_peers_than_a_gpu_can_have(driver: FakeDriver) -> None:
+    driver.fails["cuCtxEnablePeerAccess"] = 711  # CUDA_ERROR_TOO_MANY_PEERS
+    with open_devices("cuda:0,cuda:1") as meta:
+        mine, theirs = [device.gpu for device in meta.devices if isinstance(device, CudaDevice)]
+        assert not mine.can_read(theirs)
 
 
 def test_devices_of_two_kinds(driver: FakeDriver) -> None:

@@ -18,8 +18,9 @@ try:
     from numba import cuda
     from numba.cuda import cgutils, types
     from numba.cuda.extending import intrinsic
-except ImportError as error:
-    raise DeviceError(f"CUDA kernels need the package numba-cuda ({error}); install numba-meta[cuda13] or numba-meta[cuda12]") from None
+except (ImportError, OSError, AttributeError, RuntimeError) as error:  # not there, or of versions that do not fit each other
+    told = " ".join(str(error).split()) or type(error).__name__
+    raise DeviceError(f"CUDA kernels need numba-cuda and its packages ({told}); install numba-meta[cuda13] or numba-meta[cuda12]") from None
 
 __all__ = ["IS_SIMULATOR", "cgutils", "compile_ptx", "cuda", "device_function", "intrinsic", "types"]
 

@@ -113,7 +113,10 @@ class CudaKernel:
 
         kinds = [api.types.float32 if kind is Float else api.types.int64 for kind in self.parameters.values()]
         with _compiler:
-            ptx = api.compile_ptx(self.function, kinds, capability, self.max_threads)
+            try:
+                ptx = api.compile_ptx(self.function, kinds, capability, self.max_threads)
+            except (RuntimeError, OSError) as error:  # of NVIDIA's libraries: not there, or older than the GPU
+                raise _does_not_fit(self.name, capability, "compile", error) from None
         return _beginning_early(ptx) if capability >= EARLY else ptx
 
     def binary(self, capability: Capability) -> tuple[str, bytes]:
@@ -155,10 +158,13 @@ def assemble(ptx: str, capability: Capability, name: str) -> bytes:
     """A cubin of PTX text. Needs no GPU. Raises `DeviceError`."""
     try:
         from cuda.bindings import nvjitlink
+
+        handle = nvjitlink.create(1, [f"-arch=sm_{capability[0]}{capability[1]}"])
     except ImportError as error:
         raise DeviceError(f"CUDA kernels need the package cuda-bindings ({error}); install numba-meta[cuda13] or [cuda12]") from None
+    except Exception as error:  # the library is missing, or does not know the GPU
+        raise _does_not_fit(name, capability, "assemble", error) from None
     code = ptx.encode()
-    handle = nvjitlink.create(1, [f"-arch=sm_{capability[0]}{capability[1]}"])
     try:
         nvjitlink.add_data(handle, nvjitlink.InputType.PTX, code, len(code), name)
         nvjitlink.complete(handle)
@@ -172,6 +178,14 @@ def assemble(ptx: str, capability: Capability, name: str) -> bytes:
     finally:
         nvjitlink.destroy(handle)
     return bytes(cubin)
+
+
+def _does_not_fit(name: str, capability: Capability, what: str, error: Exception) -> DeviceError:
+    told = " ".join(str(error).split()) or type(error).__name__
+    return DeviceError(
+        f"kernel {name} does not {what} for sm_{capability[0]}{capability[1]} ({told}); install numba-meta[cuda13] (or [cuda12]) anew, "
+        "in versions that know this GPU"
+    )
 
 
 def _beginning_early(ptx: str) -> str:

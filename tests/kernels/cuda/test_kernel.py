@@ -12,7 +12,9 @@ import pytest
 from child_processes import environment
 
 from numba_meta.errors import DeviceError, NumbaMetaError
-from numba_meta.kernels import code_cache
+from numba_meta.kernels import code_cache, kernel_set
+from numba_meta.kernels.cuda import api
+from numba_meta.kernels.cuda.copy import fill_zero
 from numba_meta.kernels.cuda.device import load_f32, load_i64, store_f32
 from numba_meta.kernels.cuda.kernel import CudaKernel, Float, Gpu, Int, Launch, Ptr, assemble, cuda_kernel
 
@@ -180,15 +182,42 @@ def test_what_does_not_assemble_is_told_in_a_line() -> None:
     assert str(caught.value).startswith("kernel f does not assemble for sm_80: ") and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("Failure finding libnvrtc.so\nlooked at: x"), OSError("libnvvm.so.4: cannot open")])
+def test_what_nvidias_compiler_refuses_is_told_in_a_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise error
+
+    monkeypatch.setattr(api, "compile_ptx", refuse)
+    with pytest.raises(DeviceError, match=r"kernel fill_zero does not compile for sm_80 \(.*\); install numba-meta\[cuda13\]") as caught:
+        fill_zero.ptx((8, 0))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_that_the_linker_does_not_know() -> None:
+    with pytest.raises(DeviceError, match=r"kernel f does not assemble for sm_999 \(.*\); install .* in versions that know this GPU"):
+        assemble("", (99, 9), "f")
+
+
+def test_kinds_that_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DeviceError, match="no kernels for devices of kind 'rocm'; expected cpu or cuda"):
+        kernel_set("rocm")
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    kernel_set.cache_clear()
+    with pytest.raises(DeviceError, match="simulator runs no models.*; unset it"):
+        kernel_set("cuda")
+    monkeypatch.undo()
+    assert kernel_set("cuda").kind == "cuda"
+
+
 # ---- packages that are missing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("package", "what"),
     [
-        ("numba.cuda", "CUDA kernels need the package numba-cuda ("),
-        ("cuda.bindings", "CUDA kernels need the package numba-cuda (NVIDIA CUDA Python bindings not found"),
-        ("cuda.bindings.nvjitlink", "CUDA kernels need the package numba-cuda (import of cuda.bindings.nvjitlink"),
+        ("numba.cuda", "CUDA kernels need numba-cuda and its packages ("),
+        ("cuda.bindings", "CUDA kernels need numba-cuda and its packages (NVIDIA CUDA Python bindings not found"),
+        ("cuda.bindings.nvjitlink", "CUDA kernels need numba-cuda and its packages (import of cuda.bindings.nvjitlink"),
     ],
 )
 def test_a_missing_package_is_told_in_a_line(tmp_path: Path, package: str, what: str) -> None:
