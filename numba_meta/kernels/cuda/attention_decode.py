@@ -70,7 +70,7 @@ from numba_meta.kernels.cuda.kernel import Capability, CudaKernel, Float, Gpu, I
 from numba_meta.kernels.cuda.lanes import ALL_LANES
 
 WARPS = 6
-MOST_THREADS = 224  # as declared: for 192 the assembler would spill registers to make room for more blocks
+MOST_THREADS = 224  # as declared: where a kernel needs few registers, for 192 the assembler would spill some to make room for more blocks
 SHARED_BYTES = 99 << 10  # that a block may have on every GPU from sm_80 on
 RESERVED_BYTES, SHARED_UNIT = 1 << 10, 128  # what every block has besides; shared memory comes in units
 HEADER_BYTES = 16  # of a tile in shared memory: which of its rows count
@@ -140,6 +140,7 @@ def decode_chunks(
     )  # fmt: skip
     split_q, split_p = split_pair(k_type), split_pair(v_type)
     threads, steps_k, steps_v, n_out = 32 * warps, dim_k // 16, dim_v // 16, dim_v // 4
+    most_threads = threads if v_type.is_quantized and dim_v > 128 else max(MOST_THREADS, threads)
     n_queries = -(-32 * steps_k // threads)  # quadruples of Q that a thread converts
     size_q = 4 * n_queries
     values_at, slots_at = HEADER_BYTES + TILE * k_row.stride, steps_k * QUERY_BYTES
@@ -201,7 +202,7 @@ def decode_chunks(
             if at < 32 * steps_k:
                 shared_store_v4(shared + 16 * at, high_0, high_1, low_0, low_1)
 
-    @cuda_kernel(name=name, launch=launch, max_threads=MOST_THREADS, capability=capability)
+    @cuda_kernel(name=name, launch=launch, max_threads=most_threads, capability=capability)
     def kernel(  # type: ignore[no-untyped-def]
         q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int, v: Ptr, v_stride: Int, v_head_stride: Int,
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
@@ -339,5 +340,6 @@ def decode_variants(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> lis
 def all_kernels() -> list[CudaKernel]:
     """Every type and the usual head sizes, once for K and once for V."""
     shapes = [(F16, F16, 64, 64), (F16, F16, 128, 128), (F16, F16, 256, 256), (BF16, BF16, 128, 128), (BF16, BF16, 256, 256)]
-    shapes += [(Q8_0, Q8_0, 64, 64), (Q8_0, Q8_0, 128, 128), (Q8_0, Q4_0, 256, 256), (Q4_0, Q4_0, 128, 128), (Q4_0, F16, 192, 64)]
+    shapes += [(Q8_0, Q8_0, 64, 64), (Q8_0, Q8_0, 128, 128), (Q8_0, Q4_0, 256, 256), (Q4_0, Q4_0, 128, 128), (Q4_0, Q4_0, 256, 256)]
+    shapes += [(Q4_0, F16, 192, 64)]
     return [kernel for shape in shapes for kernel in decode_variants(*shape)]

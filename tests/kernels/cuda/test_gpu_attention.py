@@ -50,6 +50,14 @@ def test_single_steps_against_float64(types: tuple[DType, DType, int, int], path
         check(make_case(*types, positions, window=window, holes=holes), path)
 
 
+@pytest.mark.parametrize("types", [TYPES[0], *FAST], ids=named)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("window", [4096, 5000])
+def test_windows_that_begin_within_a_chunk(window: int, types: tuple[DType, DType, int, int], path: str) -> None:
+    """As many chunks as a row can have, and one more."""
+    check(make_case(*types, [4095, 4159, 6000, 9001], window=window, n_kv=1, group=4), path)
+
+
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
 @pytest.mark.parametrize("path", PATHS)
 def test_groups_of_heads(group: int, path: str) -> None:
@@ -93,10 +101,12 @@ def test_a_row_stands_alone(types: tuple[DType, DType, int, int]) -> None:
         assert case.rows([row]).by_chunks().tobytes() == together[row].tobytes()
 
 
-@pytest.mark.parametrize("dims", [(128, 128), (64, 64), (96, 32), (256, 256), (64, 96)])
-def test_results_that_are_quantized_at_once(dims: tuple[int, int]) -> None:
+@pytest.mark.parametrize("window", [0, 4096])
+@pytest.mark.parametrize("dims", [(128, 128), (64, 64), (96, 32), (256, 256), (64, 96), (64, 192)])
+def test_results_that_are_quantized_at_once(dims: tuple[int, int], window: int) -> None:
     """The bits of `quantize_rows`; dead rows stay as they were."""
-    case = make_case(F16, F16, *dims, [0, 3, 130, 4500, 9000, -1, 12], [0, 0, 0, 0, 0, 1, 0], holes=0.02)
+    positions = [0, 3, 130, 4500, 9000, 6000, -1, 12]
+    case = make_case(F16, F16, *dims, positions, [0, 0, 0, 0, 0, 0, 1, 0], holes=0.02, window=window)
     rows, n = len(case.positions), case.q.shape[1] * dims[1]
     bits, wanted = (on_gpu.open_gpu().empty(rows * 2 * n) for _ in range(2))
     live = on_gpu.open_gpu().upload(np.array([rows - 1], np.int64))
