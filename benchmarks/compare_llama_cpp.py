@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from command_line import count, run_main
 
 import numba_meta as nm
 from numba_meta.cli.machine import copy_bandwidth
@@ -36,7 +37,10 @@ class LlamaCpp:
     """The same through llama-cpp-python, greedy, with its own default kernels."""
 
     def __init__(self, path: str, threads: int, ctx_size: int) -> None:
-        from llama_cpp import Llama
+        try:
+            from llama_cpp import Llama
+        except ImportError as error:
+            raise SystemExit(f"llama-cpp-python is not there ({error}); pip install llama-cpp-python") from None
 
         self._model = Llama(path, n_ctx=ctx_size, n_threads=threads, n_threads_batch=threads, n_batch=ctx_size, n_ubatch=512, verbose=False)
 
@@ -94,10 +98,10 @@ def compare(name: str, rounds: int, threads: int, n_prompt: int, n_generated: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", help="names or paths of GGUF files")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--generate", type=int, default=128)
+    parser.add_argument("--rounds", type=count(), default=5)
+    parser.add_argument("--threads", type=count(), default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--prompt", type=count(), default=512)
+    parser.add_argument("--generate", type=count(), default=128)
     options = parser.parse_args()
     print("| model | what | numba_meta, t/s | llama.cpp, t/s | ratio | |\n| --- | --- | --- | --- | --- | --- |")
     for name in options.models:
@@ -105,4 +109,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

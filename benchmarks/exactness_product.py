@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from command_line import count, run_main
 from transport.product import CONFIGURATION, ORDERED, WAY, Configuration, Gate, Way, synthetic_models
 from transport.scenario import difference
 
@@ -41,14 +42,22 @@ def draw_ways(order: random.Random, n: int | None) -> list[Way]:
     return (ring[: n - n // 4] + ordered[: n // 4])[:n]
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """`3/8`: the third of eight parts."""
+    part, _, n_parts = text.partition("/")
+    if not (part.isdecimal() and n_parts.isdecimal() and 1 <= int(part) <= int(n_parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part like 3/8")
+    return int(part), int(n_parts)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="stop after so long; without it, when all is done")
-    parser.add_argument("--ways", type=int, help="so many ways of each configuration; all by default")
-    parser.add_argument("--part", default="1/1", help="I/N: part I of N")
+    parser.add_argument("--ways", type=count(), help="so many ways of each configuration; all by default")
+    parser.add_argument("--part", type=part_of, default="1/1", help="I/N: part I of N")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    part, n_parts = map(int, options.part.split("/"))
+    part, n_parts = options.part
     order = random.Random(options.seed)
     configurations = [Configuration(*values) for values in itertools.product(*CONFIGURATION.values())][part - 1 :: n_parts]
     order.shuffle(configurations)
@@ -78,4 +87,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

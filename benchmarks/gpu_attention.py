@@ -16,14 +16,16 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
+from command_line import count, one_of, run_main, sizes
 from kernels.cuda import on_gpu
 from kernels.cuda.attention_on_gpu import encode
 
-from numba_meta.dtypes import BY_NAME, DType
+from numba_meta.dtypes import BY_NAME, CACHE_TYPES, DType
 from numba_meta.kernels.cuda import attention
 
 LIMIT = 4000.0  # GB/s
 ROTATED_BYTES = 400e6  # of caches in turns: well above any L2
+PROMPT_ROWS = 512
 
 
 def inputs(dtype: DType, n_cells: int, n_kv: int, dim: int, group: int, first_position: int, rows: int) -> tuple[list[dict[str, Any]], int]:
@@ -75,26 +77,28 @@ def prompt_seconds(dtype: DType, n_cells: int, rows: int, n_kv: int, dim: int, g
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
-    parser.add_argument("--shapes", nargs="+", default=["8x128x4", "3x64x3", "1x256x4"])
-    parser.add_argument("--types", nargs="+", default=["f16", "bf16", "q8_0", "q4_0"])
+    parser.add_argument("--cells", type=count(), nargs="+", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--shapes", type=sizes("8x128x4"), nargs="+", default=["8x128x4", "3x64x3", "1x256x4"])
+    parser.add_argument("--types", type=one_of(dtype.name for dtype in CACHE_TYPES), nargs="+", default=["f16", "bf16", "q8_0", "q4_0"])
     parser.add_argument("--prompt", action="store_true", help="512 rows of a prompt instead of single steps")
     args = parser.parse_args()
+    if args.prompt and min(args.cells) < PROMPT_ROWS:
+        parser.error(f"--prompt needs --cells of {PROMPT_ROWS} or more, for as many rows")
     print("shape      type   cells   " + ("us of 512 rows   TFLOP/s" if args.prompt else "us      us without combine   GB/s   of limit"))
     for shape in args.shapes:
         n_kv, dim, group = map(int, shape.split("x"))
-        for name in args.types:
+        for type_name in args.types:
             for n_cells in args.cells:
                 if args.prompt:
-                    seconds = prompt_seconds(BY_NAME[name], n_cells, 512, n_kv, dim, group)
-                    flop = 4 * dim * n_kv * group * sum(range(n_cells - 511, n_cells + 1))
-                    print(f"{shape:10s} {name:6s} {n_cells:6d} {seconds * 1e6:10.1f} {flop / seconds / 1e12:12.1f}", flush=True)
+                    seconds = prompt_seconds(BY_NAME[type_name], n_cells, PROMPT_ROWS, n_kv, dim, group)
+                    flop = 4 * dim * n_kv * group * sum(range(n_cells - PROMPT_ROWS + 1, n_cells + 1))
+                    print(f"{shape:10s} {type_name:6s} {n_cells:6d} {seconds * 1e6:10.1f} {flop / seconds / 1e12:12.1f}", flush=True)
                 else:
-                    both, alone, n_bytes = step_seconds(BY_NAME[name], n_cells, n_kv, dim, group)
+                    both, alone, n_bytes = step_seconds(BY_NAME[type_name], n_cells, n_kv, dim, group)
                     rate = n_bytes / both / 1e9
                     times = f"{both * 1e6:9.1f} {alone * 1e6:9.1f}"
-                    print(f"{shape:10s} {name:6s} {n_cells:6d} {times} {rate:16.0f} {rate / LIMIT:9.0%}", flush=True)
+                    print(f"{shape:10s} {type_name:6s} {n_cells:6d} {times} {rate:16.0f} {rate / LIMIT:9.0%}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -26,9 +26,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import synthetic
+from command_line import count, listed, one_of, run_main
 
 import numba_meta as nm
-from numba_meta.dtypes import BY_NAME, DType
+from numba_meta.dtypes import BY_NAME, CACHE_TYPES, DType
 from numba_meta.kernels.cuda import packed
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.recordings import Capacity
@@ -189,17 +190,16 @@ def measure_prompt(model: nm.Model, n_tokens: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--shape", choices=SHAPES, default="8b")
-    parser.add_argument("--types", default="q4_0,q8_0")
-    parser.add_argument("--caches", default="f16")
-    parser.add_argument("--contexts", default="0,4096,16384")
-    parser.add_argument("--prompts", default="512")
+    parser.add_argument("--types", type=listed(one_of(synthetic.FILE_TYPES)), default="q4_0,q8_0")
+    parser.add_argument("--caches", type=listed(one_of(dtype.name for dtype in CACHE_TYPES)), default="f16")
+    parser.add_argument("--contexts", type=listed(count(0)), default="0,4096,16384")
+    parser.add_argument("--prompts", type=listed(count(0)), default="512")
     parser.add_argument("--devices", default="cuda:0")
-    parser.add_argument("--ubatch", type=int, default=512)
+    parser.add_argument("--ubatch", type=count(), default=512)
     arguments = parser.parse_args()
-    contexts = [int(n) for n in arguments.contexts.split(",")]
-    prompts = [int(n) for n in arguments.prompts.split(",") if int(n)]
-    for type_name in arguments.types.split(","):
-        for cache in arguments.caches.split(","):
+    contexts, prompts = arguments.contexts, [n for n in arguments.prompts if n]
+    for type_name in arguments.types:
+        for cache in arguments.caches:
             with tempfile.TemporaryDirectory() as folder, random_weights():
                 path = Path(folder) / "random.gguf"
                 write_header(path, arguments.shape, type_name)
@@ -207,8 +207,8 @@ def main() -> None:
                 ctx_size = max([*contexts, *prompts]) + 512
                 options = {"devices": arguments.devices, "ctx_size": ctx_size, "ubatch_size": arguments.ubatch}
                 with nm.load(path, cache_type_k=cache, cache_type_v=cache, **options) as model:  # type: ignore[arg-type]
-                    name = f"{arguments.shape} {type_name} cache {cache} on {arguments.devices}"
-                    print(f"{name}: loaded in {time.perf_counter() - begin:.1f} s", flush=True)
+                    what = f"{arguments.shape} {type_name} cache {cache} on {arguments.devices}"
+                    print(f"{what}: loaded in {time.perf_counter() - begin:.1f} s", flush=True)
                     random_cache(model)
                     n_layer, _, _, n_kv, head_dim, _, _ = SHAPES[arguments.shape]
                     token_bytes = 2 * n_layer * BY_NAME[cache].row_bytes(n_kv * head_dim)
@@ -219,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

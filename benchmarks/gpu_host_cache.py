@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from command_line import count, gpus, listed, run_main
 from gpu_generation import SHAPES, fill, random_weights, write_header
 
 import numba_meta as nm
@@ -112,24 +113,24 @@ def measure(model: nm.Model, n_context: int, depths: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--contexts", default="4096,16384,32768")
-    parser.add_argument("--devices", action="append")
-    parser.add_argument("--depths", default="1")
+    parser.add_argument("--contexts", type=listed(count(STEPS + 5)), default="4096,16384,32768")
+    parser.add_argument("--devices", type=gpus, action="append")
+    parser.add_argument("--depths", type=listed(count(0)), default="1")
     arguments = parser.parse_args()
-    contexts = [int(n) for n in arguments.contexts.split(",")]
+    contexts = arguments.contexts
     for devices in arguments.devices or ["cuda:0", "cuda:0,cuda:0"]:
         with tempfile.TemporaryDirectory() as folder, random_weights():
             path = Path(folder) / "random.gguf"
             write_header(path, "8b", "q8_0")
             options = {"kv": "host", "kv_pipeline_budget": 0, "kv_pipeline_headroom": 0, "ubatch_size": 16, "ctx_size": max(contexts) + 256}
-            with nm.load(path, devices=devices, cache_type_k="q8_0", cache_type_v="q8_0", **options) as model:  # type: ignore[arg-type]
+            with nm.load(path, devices=devices, cache_type_k="q8_0", cache_type_v="q8_0", **options) as model:
                 print(f"8b q8_0, host-resident q8_0 cache, {devices}", flush=True)
                 host = model.context._memory.host
                 assert host is not None
                 host.data[:] = np.resize(np.random.default_rng(0).integers(1, 0x38, 1 << 20, dtype=np.uint8), host.data.size)
                 for n in contexts:
-                    measure(model, n, [int(depth) for depth in arguments.depths.split(",")])
+                    measure(model, n, arguments.depths)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -15,9 +15,10 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
+from command_line import count, listed, one_of, run_main, sizes
 from kernels.cuda import on_gpu
 
-from numba_meta.dtypes import BY_NAME, DType
+from numba_meta.dtypes import BY_NAME, WEIGHT_TYPES, DType
 from numba_meta.kernels.cuda import packed
 from numba_meta.kernels.cuda.matmul import choose_columns, matmul_kernel
 from numba_meta.kernels.cuda.quantize import quantize_kernel
@@ -51,23 +52,24 @@ def seconds(dtype: DType, exact: bool, n_out: int, k: int, rows: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--types", default="q8_0,q4_0,q4_1,q5_0,q4_k,q5_k,q6_k,f16,bf16")
-    parser.add_argument("--rows", default="1")
-    parser.add_argument("--shapes", default=SHAPES)
+    types = listed(one_of(dtype.name for dtype in WEIGHT_TYPES))
+    parser.add_argument("--types", type=types, default="q8_0,q4_0,q4_1,q5_0,q4_k,q5_k,q6_k,f16,bf16")
+    parser.add_argument("--rows", type=listed(count()), default="1")
+    parser.add_argument("--shapes", type=listed(sizes("4096x4096")), default=SHAPES, help="n_out x k")
     parser.add_argument("--exact", action="store_true")
     options = parser.parse_args()
-    for rows in map(int, options.rows.split(",")):
+    for rows in options.rows:
         print(f"{'type':8} {'n_out x k':>14} {'rows':>5} {'us':>9} {'GB/s':>7} {'of limit':>8} {'TFLOP/s':>8}")
-        for name in options.types.split(","):
-            for shape in options.shapes.split(","):
+        for type_name in options.types:
+            for shape in options.shapes:
                 n_out, k = map(int, shape.split("x"))
-                if k % BY_NAME[name].block_size:
+                if k % BY_NAME[type_name].block_size:
                     continue
-                taken = seconds(BY_NAME[name], options.exact, n_out, k, rows)
-                rate = packed.packed_bytes(BY_NAME[name], n_out, k) / taken / 1e9
+                taken = seconds(BY_NAME[type_name], options.exact, n_out, k, rows)
+                rate = packed.packed_bytes(BY_NAME[type_name], n_out, k) / taken / 1e9
                 flops = 2e-12 * n_out * k * rows / taken
-                print(f"{name:8} {shape:>14} {rows:5} {taken * 1e6:9.2f} {rate:7.0f} {rate / LIMIT:8.0%} {flops:8.1f}", flush=True)
+                print(f"{type_name:8} {shape:>14} {rows:5} {taken * 1e6:9.2f} {rate:7.0f} {rate / LIMIT:8.0%} {flops:8.1f}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

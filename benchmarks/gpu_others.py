@@ -9,6 +9,7 @@ operands that do not fit into the L2 cache where the operands are large.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
+from command_line import run_main
 from kernels.cuda.on_gpu import TestGpu, open_gpu
 
 from numba_meta.dtypes import F16, Q8_0
@@ -214,6 +216,7 @@ def stores(bench: Bench) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     bench = Bench(open_gpu())
     fused(bench)
     stores(bench)
@@ -224,4 +227,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

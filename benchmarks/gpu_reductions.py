@@ -19,6 +19,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
+from command_line import count, run_main
+
 from numba_meta.comm.communicators import NAMES, forced_name, negotiate, offered_names
 from numba_meta.comm.failure import RankLaunch, ranks
 from numba_meta.comm.join import JoinRequest
@@ -51,7 +53,7 @@ def time_streams(repeats: int) -> None:
 
 def time_ranks(launch: RankLaunch, repeats: int) -> None:
     """Ranks that are processes."""
-    spec = DeviceSpec("cuda", launch.rank % n_gpus())
+    spec = DeviceSpec("cuda", launch.rank % max(1, n_gpus()))
     factories = factories_for(spec)
     joined = launch.join(lambda: JoinRequest(offers=offered_names(launch.world, factories), forced=forced_name()))
     gpu = open_gpu(spec.index)
@@ -122,7 +124,7 @@ def time_graph(launch: RankLaunch, context: GpuContext, graph: CudaGraph, stream
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", action="store_true", help="between processes that mpirun started")
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=count(), default=20)
     options = parser.parse_args()
     if not options.ranks:
         time_streams(options.repeats)
@@ -132,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

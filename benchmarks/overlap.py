@@ -188,4 +188,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from command_line import run_main  # beside this file, where it is a script
+
+    run_main(main)

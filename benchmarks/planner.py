@@ -20,6 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from command_line import count, listed, run_main
 
 import numba_meta as nm
 from numba_meta.cli.terminal import table
@@ -110,12 +111,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--links", action="append", help="GB/s of each device, comma-separated")
-    parser.add_argument("--contexts", default="512,2048,4096,8000")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--contexts", type=listed(count(0)), default="512,2048,4096,8000")
+    parser.add_argument("--rounds", type=count(), default=5)
+    parser.add_argument("--threads", type=count(), default=None)
     parser.add_argument("--cache-type", default=None)
     arguments = parser.parse_args()
-    contexts = [int(context) for context in arguments.contexts.split(",")]
+    contexts = arguments.contexts
     options = {"ctx_size": max(contexts) + 192, "threads": arguments.threads}
     options |= {"cache_type_k": arguments.cache_type, "cache_type_v": arguments.cache_type}
     path = resolve_model(arguments.model)
@@ -128,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -9,6 +9,8 @@ import argparse
 import statistics
 import time
 
+from command_line import count, run_main
+
 import numba_meta as nm
 from numba_meta.models.recordings import Capacity
 
@@ -42,8 +44,8 @@ def profile(name: str, devices: str, n_tokens: int, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=count(), default=200)
+    parser.add_argument("--rounds", type=count(), default=5)
     options = parser.parse_args()
     print("| model | devices | a step | outside compiled code |\n| --- | --- | --- | --- |")
     for devices in ("cpu:0", "cpu:0,cpu:0"):
@@ -51,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

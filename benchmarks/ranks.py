@@ -17,6 +17,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from command_line import count, run_main
+
 import numba_meta as nm
 from numba_meta.cli.launch import find_mpirun, launch_environment
 from numba_meta.cli.terminal import table
@@ -68,9 +70,9 @@ def spread(values: Sequence[float], digits: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of ranks and of devices (default 1 2 4)")
-    parser.add_argument("--tokens", type=int, default=200, help="of each text (default 200)")
-    parser.add_argument("--rounds", type=int, default=3, help="launches of each way (default 3)")
+    parser.add_argument("--ranks", type=count(), nargs="+", default=[1, 2, 4], help="numbers of ranks and of devices (default 1 2 4)")
+    parser.add_argument("--tokens", type=count(), default=200, help="of each text (default 200)")
+    parser.add_argument("--rounds", type=count(), default=3, help="launches of each way (default 3)")
     parser.add_argument("--measure", metavar="DEVICES", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -94,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from command_line import count, run_main
 
 from numba_meta.comm.communicators import forced_name, offered_names
 from numba_meta.comm.failure import RankLaunch, ranks
@@ -97,7 +98,7 @@ def measure(launch: RankLaunch, n_bytes: int, seconds: float, exact_check: bool)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1.0, help="for each size (default 1)")
-    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes (default 2 KiB to 64 MiB)")
+    parser.add_argument("--sizes", type=count(4), nargs="*", default=SIZES, help="bytes (default 2 KiB to 64 MiB)")
     parser.add_argument("--exact-check", action="store_true", help="compare every result with the ordered float32 sum first")
     options = parser.parse_args()
     with ranks() as launch:
@@ -117,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

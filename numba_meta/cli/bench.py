@@ -15,7 +15,7 @@ import click
 from numba_meta import __version__
 from numba_meta.cli.machine import cpu_name
 from numba_meta.cli.options import BATCH_OPTIONS, RING_OPTIONS, LoadOptions, cache_types, counts, places, with_options
-from numba_meta.cli.session import HOST_CACHE_ARGUMENTS, bench_ids, generation_speed, open_model, prompt_speed
+from numba_meta.cli.session import HOST_CACHE_ARGUMENTS, bench_ids, current_launch, generation_speed, open_model, prompt_speed
 from numba_meta.cli.terminal import Progress, table
 from numba_meta.devices.parse import format_bytes
 from numba_meta.errors import counted
@@ -66,7 +66,7 @@ class Result:
 LIST_OPTIONS = (
     click.option(
         "-dev", "--device", "devices", multiple=True, default=("cpu:0",), metavar="LIST",
-        help="Devices of a configuration; may be given again.  [default: cpu:0]",
+        help="Devices of a configuration: cpu:0, cpu:0,cpu:0, cuda:0, cuda:0,cuda:1; may be given again.  [default: cpu:0]",
     ),
     click.option("-ts", "--tensor-split", "splits", multiple=True, metavar="W,…", help="A split; may be given again."),
     click.option("-t", "--threads", type=counts(1), metavar="N,…", help="Numbers of CPU threads.  [default: all cores]"),
@@ -131,12 +131,25 @@ def bench(
     base = LoadOptions(ctx_size=n_cells, **load_values)
     where = plan_places(host_places, pipeline_depths or (0, 1))
     configurations = plan_configurations(base, devices, splits, threads, cache_type_k, cache_type_v, where)
+    check_devices(devices)
     progress = Progress()
     with contextlib.ExitStack() as stack:
         models = {name: stack.enter_context(open_model(model, load, 1, progress)) for name, load in configurations.items()}
         results = take_turns(models, workloads, repetitions, progress)
     progress.clear()
     click.echo(as_json(model, results) if output == "json" else as_table(results, markdown=output == "md"))
+
+
+def check_devices(lists: Sequence[str]) -> None:
+    """Raises what a load on one of these lists of devices would; the loads before it may compile for a minute."""
+    from numba_meta.devices.meta import MetaDevice
+    from numba_meta.models.load_plan import plan_devices
+
+    launch = current_launch()
+    rank, n_ranks = (launch.rank, launch.size) if launch else (0, 1)
+    planned = [plan_devices(devices, n_ranks)[rank] for devices in lists]
+    for specs in planned:
+        MetaDevice.open(specs, (1,) * len(specs)).close()
 
 
 def plan_workloads(n_prompt: Sequence[int], n_gen: int, n_depth: Sequence[int]) -> list[Workload]:

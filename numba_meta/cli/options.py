@@ -139,7 +139,8 @@ BATCH_OPTIONS: tuple[Decorator, ...] = (
 LOAD_OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "-dev", "--device", "devices", default="cpu:0", show_default=True, metavar="LIST",
-        help="Devices to run on: cpu:0,cpu:0 are two devices on this CPU, cpu:0?mem=2G has 2 GiB; ; separates the lists of ranks.",
+        help="Devices to run on: cuda:0 is a GPU, cuda:0,cuda:1 are two, cpu:0,cpu:0 two devices on this CPU; cpu:0?mem=2G has 2 GiB; "
+        "; separates the lists of ranks.",
     ),
     click.option("-ts", "--tensor-split", metavar="W,…", help="What part of the model each device gets, like 55,45.  [default: equal]"),
     _number("-t", "--threads", help="CPU threads over all devices of a process.  [default: all cores]"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +12,7 @@ from numba_meta.cli.options import LOAD_OPTIONS, SEQUENCE_OPTIONS, LoadOptions, 
 from numba_meta.cli.plan_report import forecast_data, forecast_lines
 from numba_meta.cli.session import load_arguments
 from numba_meta.cli.terminal import Progress, say
+from numba_meta.errors import UsageError
 
 if TYPE_CHECKING:
     from numba_meta.models.planner import ModelForecast, Speeds
@@ -40,20 +41,22 @@ def plan(
     """Say what loading MODEL with these options would decide, and how long a step would take after several contexts.
 
     Only the file's header is read. How fast this machine is gets measured once, in a few seconds, and is remembered. A device's
-    link is the one of its `link=`, in GB/s, else as fast as memory is copied.
+    link is the one of its `link=`, in GB/s, else as fast as memory is copied. For CUDA devices, which need not be here, decisions
+    alone are foreseen.
 
     \b
     Examples:
       numba-meta plan smollm2 --no-kv-offload --device "cpu:0?link=5.3,cpu:0?link=2.7"
       numba-meta plan gemma3 --device cpu:0,cpu:0 --tensor-split 70,30 --contexts 1024,4096
       numba-meta plan smollm2 -nkvo --weights-gbps 30 --attention-gbps 20 --json
+      numba-meta plan smollm2 -nkvo --device "cuda:0?mem=24G"
     """
     progress = Progress()
     forecast, name = forecast_model(model, load, contexts, weights_gbps, attention_gbps, calibrate, progress)
     progress.clear()
     from numba_meta.schedule.calibrate import measured_at
 
-    at = measured_at(forecast.load.n_threads)
+    at = measured_at(forecast.load.n_threads) if forecast.speeds else None
     if as_json:
         click.echo(json.dumps(forecast_data(name, forecast, at), ensure_ascii=False))
         return
@@ -81,6 +84,7 @@ def forecast_model(
     from numba_meta.models.pull import resolve_model
 
     options = Options(**load_arguments(load))
+    check_devices(load.devices, {"--weights-gbps": weights_gbps, "--attention-gbps": attention_gbps, "--calibrate": renew})
     path = resolve_model(model, progress)
     file = read_gguf(path)
     try:
@@ -92,6 +96,18 @@ def forecast_model(
     if warning := beyond_training(config, forecast.load.cache_shape):
         say(f"numba-meta: {warning}")
     return forecast, path.name
+
+
+def check_devices(devices: str, speed_options: Mapping[str, float | bool | None]) -> None:
+    """Raises `UsageError` for devices of several ranks, of several kinds, and for options of speeds where no times are foreseen."""
+    from numba_meta.models.load_plan import plan_devices
+
+    if ";" in devices:
+        raise UsageError(f"--device {devices} has lists of several ranks, and plan forecasts one process; give one rank's list, without ;")
+    (specs,) = plan_devices(devices)
+    given = [option for option, value in speed_options.items() if value]
+    if given and specs[0].kind == "cuda":
+        raise UsageError(f"{given[0]} is about how fast CPU devices are, and no times are foreseen for {specs[0].name}; leave it out")
 
 
 def choose_speeds(weights_gbps: float | None, attention_gbps: float | None, renew: bool) -> Speeds:

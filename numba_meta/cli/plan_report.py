@@ -38,6 +38,9 @@ def forecast_lines(name: str, forecast: ModelForecast, measured_at: float | None
     if forecast.speeds:
         yield f"speeds of this machine: {age(measured_at, time.time())}, as busy as it was then; --calibrate measures anew"
     elif load.specs[0].kind == "cuda":
+        if unknown := list(dict.fromkeys(spec.name for spec in load.specs if spec.memory_limit is None)):
+            names = ", ".join(unknown)
+            yield f"memory of {names} is not known here and nothing was checked against it; give it, as in {unknown[0]}?mem=24G"
         yield "how long a step takes is foreseen for CPU devices alone; `numba-meta bench` measures it"
 
 
@@ -124,6 +127,7 @@ def forecast_data(name: str, forecast: ModelForecast, measured_at: float | None 
             {
                 "name": device,
                 "threads": load.n_threads[j],
+                "memory_limit_bytes": load.specs[j].memory_limit,
                 "weight_bytes": memory.weights[j],
                 "cache_bytes": memory.cache[j],
                 "workspace_bytes": memory.workspace[j],

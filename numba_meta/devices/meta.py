@@ -59,6 +59,14 @@ def name_devices(specs: Sequence[DeviceSpec]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _check_kinds(devices: Sequence[SimpleDevice] | Sequence[DeviceSpec], names: Sequence[str]) -> None:
+    if len({device.kind for device in devices}) > 1:
+        raise DeviceError(
+            f"the devices {', '.join(names)} are of several kinds; one process computes on CPU devices or on CUDA devices "
+            "(ranks may differ: see `numba-meta launch`)"
+        )
+
+
 class MetaDevice(Sequence[SimpleDevice]):
     """Several simple devices of one kind used as one; as a sequence, those devices. A context manager; `close` gives everything back."""
 
@@ -66,12 +74,7 @@ class MetaDevice(Sequence[SimpleDevice]):
         names = [device.name for device in devices]
         if not names or len(set(names)) != len(names):
             raise DeviceError(f"a meta device of {names}: expected one or more devices of different names")
-        kinds = {device.kind for device in devices}
-        if len(kinds) > 1:
-            raise DeviceError(
-                f"the devices {', '.join(names)} are of several kinds; one process computes on CPU devices or on CUDA devices "
-                "(ranks may differ: see `numba-meta launch`)"
-            )
+        _check_kinds(devices, names)
         self.devices = tuple(devices)
 
     @property
@@ -89,16 +92,13 @@ class MetaDevice(Sequence[SimpleDevice]):
         """The devices that `parse_devices` read, device j with `n_threads[j]` threads. Takes neither memory nor threads yet."""
         if len(specs) != len(n_threads):
             raise DeviceError(f"{len(specs)} devices with {len(n_threads)} numbers of threads; expected one for each")
-        if {spec.kind for spec in specs} == {"cuda"}:
+        names = name_devices(specs)
+        _check_kinds(specs, names)  # before any of them is opened
+        if specs and specs[0].kind == "cuda":
             from numba_meta.devices.cuda import open_cuda
 
-            return cls(open_cuda(specs, name_devices(specs)))
-        devices: list[SimpleDevice] = []
-        for spec, name, n in zip(specs, name_devices(specs), n_threads, strict=True):
-            if spec.kind != "cpu":
-                raise DeviceError(f"{name} beside CPU devices; one process computes on CPU devices or on CUDA devices")
-            devices.append(CpuDevice(spec, name, n))
-        return cls(devices)
+            return cls(open_cuda(specs, names))
+        return cls([CpuDevice(spec, name, n) for spec, name, n in zip(specs, names, n_threads, strict=True)])
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -65,11 +65,8 @@ class LoadPlan:
 def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions, rank: int = 0, n_ranks: int = 1) -> LoadPlan:
     """Checks the options against the model and decides cuts, cache and threads. Raises `UsageError`."""
     _check_numbers(options)
-    by_rank = parse_rank_devices(options.devices, n_ranks)
+    by_rank = plan_devices(options.devices, n_ranks)
     specs, rank_devices = by_rank[rank], device_ranges([len(each) for each in by_rank])
-    for spec in specs:
-        if spec.kind == "cpu" and spec.index:
-            raise UsageError(f"device {spec.name} is not there: this machine's CPU is cpu:0; name it several times for several devices")
     cache_types = (
         choose_cache_type("cache_type_k", options.cache_type_k, config, options.exact),
         choose_cache_type("cache_type_v", options.cache_type_v, config, options.exact),
@@ -79,7 +76,26 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size, host_cache is not None)
     proportions = parse_tensor_split(options.tensor_split, rank_devices[-1].stop)
     cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types, options.deterministic)
-    return LoadPlan(specs, choose_threads(options.threads, len(specs)), cuts, shape, cache_types, host_cache, rank_devices)
+    n_threads = choose_threads(options.threads, len(specs)) if specs[0].kind == "cpu" else (1,) * len(specs)  # a GPU counts as one
+    return LoadPlan(specs, n_threads, cuts, shape, cache_types, host_cache, rank_devices)
+
+
+def plan_devices(devices: str | Sequence[str], n_ranks: int = 1) -> tuple[tuple[DeviceSpec, ...], ...]:
+    """The devices of every rank, those of one rank all of one kind; nothing is opened. Raises `UsageError`."""
+    by_rank = parse_rank_devices(devices, n_ranks)
+    for specs in by_rank:
+        for spec in specs:
+            if spec.kind == "cpu" and spec.index:
+                raise UsageError(f"device {spec.name} is not there: this machine's CPU is cpu:0; name it several times for several devices")
+        kinds = list(dict.fromkeys(spec.kind for spec in specs))
+        if len(kinds) > 1:
+            names = ",".join(spec.name for spec in specs)
+            lists = ";".join(",".join(spec.name for spec in specs if spec.kind == kind) for kind in kinds)
+            raise UsageError(
+                f"devices {names} are of several kinds in one process; expected CPU devices alone, CUDA devices alone, or a rank for each "
+                f'kind, as in: numba-meta launch -n {len(kinds)} -- ... --device "{lists}"'
+            )
+    return by_rank
 
 
 def check_call(name_or_path: object, progress: object, ranks: object) -> None:

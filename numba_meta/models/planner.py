@@ -106,8 +106,9 @@ def plan_transport_of_model(
     """Plans a load with these options and predicts decode steps of one sequence after each of `contexts` (None: `default_contexts`).
 
     `speeds(needs, threads)` gives the speeds of CPU devices for what a step does (None, and on CUDA devices: decisions alone).
-    `free_bytes`: what the machine has for devices without a limit of their own, None for any amount. `n_cores`: cores for all threads;
-    where there are fewer than threads, a copy's work comes on top of what is computed. Raises `UsageError` for what is impossible.
+    `free_bytes`: what the machine has for CPU devices without a limit of their own, None for any amount; what a GPU has is not known here.
+    `n_cores`: cores for all threads; where there are fewer than threads, a copy's work comes on top of what is computed. Raises
+    `UsageError` for what is impossible.
     """
     plan = plan_load(config, tensors, options)
     n_devices = len(plan.specs)
@@ -238,11 +239,11 @@ def _plan_transport(
 def _facts(
     plan: LoadPlan, names: Sequence[str], memory: MemoryNeeds, ring: Ring | None, free_bytes: int | None
 ) -> tuple[list[DeviceFacts], Ring | None]:
-    """What is free beside weights, cache and the ring that is held; devices without a limit share the machine."""
+    """What is free beside weights, cache and the ring that is held; CPU devices without a limit share the machine's memory."""
     used = [memory.weights[j] + memory.cache[j] + (ring.ring_bytes[j] if ring else 0) for j in range(len(names))]
     facts = []
     for j, (name, spec) in enumerate(zip(names, plan.specs, strict=True)):
-        free = None if free_bytes is None else max(0, free_bytes - sum(used))
+        free = None if free_bytes is None or spec.kind != "cpu" else max(0, free_bytes - sum(used))
         if spec.memory_limit is not None:
             free = spec.memory_limit - used[j]
         facts.append(DeviceFacts(name, free, has_async_copies=spec.has_async_copies))

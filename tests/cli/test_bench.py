@@ -81,3 +81,12 @@ def test_the_whole_command(run, models):
     assert [r["turns"] for r in data["results"]] == [[16.0, 16.0]] * 6
     assert [len(prompt) for prompt, _ in models[0].calls] == [8] * 3 + [1] * 3 + [16] * 3
     assert all(model.closed and model.load_arguments["ctx_size"] >= 20 for model in models)
+
+
+def test_devices_that_are_not_there_are_told_before_anything_is_loaded(run, models):
+    missing = run("bench", "m", "-dev", "cpu:0", "-dev", "cuda:999")
+    assert (missing.status, missing.out, models) == (1, "", [])
+    assert len(missing.err.splitlines()) == 1 and ("cuda:999" in missing.err or "CUDA" in missing.err)
+    mixed = run("bench", "m", "-dev", "cpu:0", "-dev", "cuda:0,cpu:0")
+    assert (mixed.status, mixed.out, models) == (2, "", [])
+    assert "devices cuda:0,cpu:0 are of several kinds in one process" in mixed.err

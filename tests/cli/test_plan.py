@@ -118,6 +118,8 @@ def test_given_speeds_are_used(path):
         (["--kv-gpu-layers", "1"], "add --no-kv-offload"),
         (["-nkvo", "--kv-gpu-layers", "3"], "kv_gpu_layers 3 is impossible: the model has 2 layers; use 0 to 2"),
         (["--weights-gbps", "0"], "0"),
+        (["--device", "cpu:0,cuda:0"], "devices cpu:0,cuda:0 are of several kinds in one process"),
+        (["--device", "cpu:0;cpu:0"], "--device cpu:0;cpu:0 has lists of several ranks, and plan forecasts one process"),
     ],
 )
 def test_wrong_use_is_one_line(run, path, words, said):
@@ -131,7 +133,28 @@ def test_cuda_devices_are_planned_without_one(run, path):
     outcome = run("plan", path, "-nkvo", "--device", "cuda:0,cuda:1", "-c", "2048", "--contexts", "100", "--json")
     data = json.loads(outcome.out)
     assert [device["name"] for device in data["devices"]] == ["cuda:0", "cuda:1"]
+    assert [(device["threads"], device["memory_limit_bytes"]) for device in data["devices"]] == [(1, None)] * 2
+    assert data["speeds_measured_at"] is None
     assert all(device["weight_bytes"] % 256 == 0 for device in data["devices"])
     assert data["steps"][0]["path"] == "pipelined" and "tokens_per_second" not in data["steps"][0]
     lines = run("plan", path, "--device", "cuda:0", "-c", "512").out.splitlines()
     assert lines[-1] == "how long a step takes is foreseen for CPU devices alone; `numba-meta bench` measures it"
+
+
+@pytest.mark.parametrize("option", [["--weights-gbps", "30"], ["--attention-gbps", "20"], ["--calibrate"]], ids=lambda words: words[0])
+def test_options_of_speeds_are_refused_with_cuda_devices(run, path, option):
+    outcome = run("plan", path, "--device", "cuda:0,cuda:1", *option)
+    assert (outcome.status, outcome.out) == (2, "")
+    said = f"numba-meta: {option[0]} is about how fast CPU devices are, and no times are foreseen for cuda:0; leave it out\n"
+    assert outcome.err == said
+
+
+def test_memory_of_a_gpu_is_not_known_unless_it_is_given(run, path, monkeypatch):
+    monkeypatch.setattr("numba_meta.devices.host_memory.available_bytes", lambda: 1 << 20)
+    words = ("plan", path, "-nkvo", "-c", "2048", "-d", "100")
+    lines = run(*words, "--device", "cuda:0,cuda:0,cuda:1?mem=2G").out.splitlines()
+    assert lines[-2] == "memory of cuda:0 is not known here and nothing was checked against it; give it, as in cuda:0?mem=24G"
+    assert not any("no headroom" in line for line in lines)
+    assert "memory of cuda:0, cuda:1 is" in run(*words, "--device", "cuda:0,cuda:1").out
+    assert "is not known here" not in run(*words, "--device", "cuda:0?mem=2G").out
+    assert "no headroom" in run(*words, "--device", "cuda:0?mem=100M").out

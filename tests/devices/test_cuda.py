@@ -131,8 +131,12 @@ def test_no_more_peers_than_a_gpu_can_have(driver: FakeDriver) -> None:
 
 def test_devices_of_two_kinds(driver: FakeDriver) -> None:
     for names in ("cpu:0,cuda:0", "cuda:0,cpu:0"):
-        with pytest.raises(DeviceError, match="cuda:0 beside CPU devices; one process computes on CPU devices or on CUDA devices"):
+        with pytest.raises(DeviceError, match="are of several kinds; one process computes on CPU devices or on CUDA devices") as caught:
             open_devices(names)
+        assert str(caught.value).startswith(f"the devices {names.replace(',', ', ')} are")
+    cpu, cuda = (open_devices(name) for name in ("cpu:0", "cuda:0"))
+    with pytest.raises(DeviceError, match="the devices cpu:0, cuda:0 are of several kinds"):
+        MetaDevice([*cpu, *cuda])
 
 
 def test_closed_devices(driver: FakeDriver) -> None:

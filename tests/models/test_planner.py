@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import numba_meta as nm
+from numba_meta.devices.meta import MetaDevice
 from numba_meta.errors import UsageError
 from numba_meta.models.config import ModelConfig, read_config
 from numba_meta.models.gguf import read_gguf
 from numba_meta.models.load import tensor_facts
-from numba_meta.models.load_plan import LoadOptions
+from numba_meta.models.load_plan import LoadOptions, plan_devices, plan_load
 from numba_meta.models.planner import ModelForecast, default_contexts, plan_transport_of_model
 from numba_meta.schedule.predict import DeviceSpeeds, Needs
 from numba_meta.split.rules import TensorFacts
@@ -148,6 +150,52 @@ def test_memory_that_devices_share(llama_path: Path) -> None:
     scarce = forecast(llama_path, [0], devices="cpu:0,cpu:0", free_bytes=500 * MIB, ctx_size=2048)
     assert [enough.steps[0].path, scarce.steps[0].path] == ["pipelined", "ordered"]
     assert scarce.steps[0].transport is not None and "no headroom" in scarce.steps[0].transport.reason
+
+
+# ---- devices of two kinds --------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.sampled_from(["cpu:0", "cuda:0", "cuda:3"]), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_devices_of_a_rank_are_of_one_kind(lists: list[list[str]]) -> None:
+    mixed = [names for names in lists if len({name[:3] for name in names}) > 1]
+    devices = ";".join(map(",".join, lists))
+    if not mixed:
+        planned = plan_devices(devices, len(lists))
+        assert [[spec.name for spec in specs] for specs in planned] == lists
+        return
+    with pytest.raises(UsageError, match=f"^devices {','.join(mixed[0])} are of several kinds in one process; expected") as caught:
+        plan_devices(devices, len(lists))
+    told = re.search(r'launch -n ([0-9]+) -- \.\.\. --device "([^"]*)"$', str(caught.value))
+    assert told is not None
+    advised = plan_devices(told[2], int(told[1]))
+    assert sorted(spec.name for specs in advised for spec in specs) == sorted(mixed[0]), "what is advised can be done"
+
+
+@pytest.mark.parametrize("devices", ["cpu:0,cuda:0", "cuda:0,cpu:0", ["cpu:0", "cpu:0", "cuda:1"]])
+def test_plan_and_load_refuse_two_kinds_before_devices_are_opened(llama_path: Path, devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MetaDevice, "open", lambda *_: pytest.fail("devices were opened"))
+    told = []
+    for work in (forecast, nm.load):
+        with pytest.raises(UsageError, match="are of several kinds in one process") as caught:
+            work(llama_path, devices=devices)
+        told.append((str(caught.value), caught.value.exit_status))
+    assert told[0] == told[1] and told[0][1] == 2
+
+
+def test_ranks_may_be_of_different_kinds(llama_header: Header) -> None:
+    options = LoadOptions(devices="cpu:0,cpu:0;cuda:0,cuda:1", threads=6)
+    plans = [plan_load(*llama_header, options, rank, 2) for rank in range(2)]
+    assert [[spec.name for spec in plan.specs] for plan in plans] == [["cpu:0", "cpu:0"], ["cuda:0", "cuda:1"]]
+    assert [plan.n_threads for plan in plans] == [(3, 3), (1, 1)], "a GPU counts as one thread"
+    assert plans[0].cuts == plans[1].cuts
+
+
+def test_memory_of_a_gpu_is_its_own(llama_path: Path) -> None:
+    """What the host has free says nothing of a GPU."""
+    told = {devices: forecast(llama_path, [0], devices=devices, free_bytes=MIB) for devices in ("cpu:0", "cuda:0", "cuda:0?mem=400M")}
+    assert [each.steps[0].path for each in told.values()] == ["ordered", "pipelined", "ordered"]
+    reasons = [each.steps[0].transport.reason for each in told.values() if each.steps[0].transport]
+    assert "no headroom" in reasons[0] and "no headroom" not in reasons[1] and "no headroom" in reasons[2]
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------------------------
