@@ -55,7 +55,7 @@ def test_attention(benchmark, case, shape, dtype):
     else:
         kernel = attention_rows(dtype, dtype, dim, dim)
         pointers |= {"y": np.empty_like(q), "scratch": np.empty(attention_rows_scratch_bytes(dim, dim), np.uint8)}
-        values |= {"y_stride": q.strides[0], "y_head_stride": q.strides[1], "scratch_bytes": pointers["scratch"].nbytes}
+        values |= {"sinks": 0, "y_stride": q.strides[0], "y_head_stride": q.strides[1], "scratch_bytes": pointers["scratch"].nbytes}
     block = kernel.pack(**values, **{name: array.ctypes.data for name, array in pointers.items()})
     run = ENTRY_TYPE(kernel.address)
     benchmark(run, block.ctypes.data, 0, 1)

@@ -59,7 +59,7 @@ def step_seconds(
     chunks, combine = kernel or attention.attention_chunks(dtype, dtype, dim, dim), attention.attention_combine(dim)
     first = [(chunks, rows, {**each, "partial": partial, "n_chunks": n_chunks}) for each in given]
     names = ("positions", "window", "n_head", "n_rows")
-    last = {**{name: given[0][name] for name in names}, "partial": partial, "n_chunks": n_chunks, "y": out}
+    last = {**{name: given[0][name] for name in names}, "partial": partial, "n_chunks": n_chunks, "sinks": 0, "y": out}
     last |= {"y_stride": 4 * n_head * dim, "y_head_stride": 4 * dim}
     both = [work for each in first for work in (each, (combine, rows, last))]
     return gpu.time(both) / len(first), gpu.time(first) / len(first), n_bytes
@@ -70,7 +70,7 @@ def prompt_seconds(dtype: DType, n_cells: int, rows: int, n_kv: int, dim: int, g
     gpu = on_gpu.open_gpu()
     given, _ = inputs(dtype, n_cells, n_kv, dim, group, n_cells - rows, rows)
     out = gpu.empty(4 * rows * n_kv * group * dim)
-    strides = {"y": out, "y_stride": 4 * n_kv * group * dim, "y_head_stride": 4 * dim, "scratch": 0, "scratch_bytes": 0}
+    strides = {"sinks": 0, "y": out, "y_stride": 4 * n_kv * group * dim, "y_head_stride": 4 * dim, "scratch": 0, "scratch_bytes": 0}
     kernel = attention.attention_rows(dtype, dtype, dim, dim)
     return gpu.time([(kernel, rows, {**each, **strides}) for each in given[:4]], repeats=5) / len(given[:4])
 

@@ -139,7 +139,9 @@ def _store_cells(params: dict[str, Any], table: Array, sequences: Array, positio
     return y
 
 
-def _attention(params: dict[str, Any], q: Array, k: Array, v: Array, table: Array, sequences: Array, positions: Array) -> Array:
+def _attention(
+    params: dict[str, Any], q: Array, k: Array, v: Array, table: Array, sequences: Array, positions: Array, sinks: Array | None = None
+) -> Array:
     y = np.zeros((v.shape[0], q.shape[2], q.shape[1], 1))
     for t in range(q.shape[1]):
         position = int(positions[t, 0, 0, 0])
@@ -147,8 +149,11 @@ def _attention(params: dict[str, Any], q: Array, k: Array, v: Array, table: Arra
         cells = table[start : position + 1, int(sequences[t, 0, 0, 0]), 0, 0]
         for head in range(q.shape[2]):
             kv = (params["first_head"] + head) // params["group"] - params["first_kv"]
-            weights = _softmax({"scale": params["scale"]}, k[:, cells, kv, 0].T @ q[:, t, head, 0])
-            y[:, head, t, 0] = v[:, cells, kv, 0] @ weights
+            scores = k[:, cells, kv, 0].T @ q[:, t, head, 0]
+            if sinks is not None:  # one more score without a value
+                scores = np.append(scores, sinks[head] / params["scale"])
+            weights = _softmax({"scale": params["scale"]}, scores)
+            y[:, head, t, 0] = v[:, cells, kv, 0] @ weights[: len(cells)]
     return y
 
 

@@ -29,14 +29,16 @@ def attention(
     *,
     scale: float,
     window: int = 0,
+    sinks: Tensor | None = None,
     name: str = "",
 ) -> Tensor:
     """Softmax attention: `[head_dim_v, heads, t]` from q `[head_dim, t, heads]` and caches k, v `[head_dim, cells, kv heads]`.
 
     Row t of sequence s at position p sees the cells that `cell_table[s]` names for positions 0..p; with a window, the last `window` of
-    them.
+    them. `sinks` float32 `[heads]`: one more score for every row of a head, whose exponential joins the softmax's denominator and weighs no
+    value; a row that sees nothing gets zeros all the same.
     """
-    sources = (q, k, v, cell_table, sequences, positions)
+    sources = (q, k, v, cell_table, sequences, positions, *(() if sinks is None else (sinks,)))
     group = q.shape[2] // k.shape[2] if k.shape[2] else 0
     check(group * k.shape[2] == q.shape[2], "attention", name, sources, "as many query heads for each KV head")
     return graph.apply("attention", *sources, name=name, scale=scale, window=window, group=group, first_head=0, first_kv=0)
@@ -47,22 +49,25 @@ class Attention(Operation):
     name = "attention"
 
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
-        q, k, v, table, sequences, positions = sources
+        q, k, v, table, sequences, positions, *sinks = sources
         fits = q.dtype == F32 and q.shape[0] == k.shape[0] and k.shape[1:3] == v.shape[1:3] and q.rows is not None and q.rows.axis == 1
         fits = fits and table.dtype == I32 == sequences.dtype == positions.dtype and params["group"] > 0
         expected = "q [head_dim, t, heads], k and v [head_dim, cells, kv heads], int32 table, sequences, positions"
-        check(fits, "attention", name, sources, expected)
+        fits = fits and all(s.dtype == F32 and s.shape == (q.shape[2], 1, 1, 1) and s.strides[0] == 4 for s in sinks)
+        check(fits, "attention", name, sources, expected + ", float32 sinks [heads]" * len(sinks))
         assert q.rows is not None
         return new_tensor("attention", name, (v.shape[0], q.shape[2], q.shape[1]), sources, params, rows=Rows(q.rows.count, 2))
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
-        q, k, v, *rest = states
+        q, k, v, *rest = states[:6]
+        sinks = states[6:]
         reduce_partial(node, states)
         if not all(state.is_mirrored for state in rest):
             raise no_rule(node, states)
-        if q.is_mirrored and k.is_mirrored and v.is_mirrored:
+        if q.is_mirrored and k.is_mirrored and v.is_mirrored and all(state.is_mirrored for state in sinks):
             return q
-        if q.axis == 2 and len(q.segments) == 1 == q.segments[0].repeat:  # one run of heads per device
+        own = all(state.axis == 0 and state.same_cuts(q) for state in sinks)  # a device holds the sinks of its heads
+        if own and q.axis == 2 and len(q.segments) == 1 == q.segments[0].repeat:  # one run of heads per device
             if k.is_mirrored and v.is_mirrored:
                 return q.on_axis(1)  # one KV head, or replicated by policy: every device finds its heads' K and V
             if k.axis == 2 == v.axis and k.same_cuts(v) and k.scaled(node.params["group"]).same_cuts(q):
@@ -76,10 +81,10 @@ class Attention(Operation):
 
     def lower(self, node: Tensor, to: Lowering) -> None:
         kernels = to.kernels.attention
-        q, k, v, table, sequences, positions = node.sources
+        q, k, v, table, sequences, positions, *sinks = node.sources
         window, n_rows, n_head = int(node.params["window"]), q.shape[1], q.shape[2]
         rows = {"positions": positions, "window": window, "n_head": n_head, "n_rows": to.count(node)}
-        out = {"y": node, "y_stride": node.strides[2], "y_head_stride": node.strides[1]}
+        out = {"sinks": sinks[0] if sinks else 0, "y": node, "y_stride": node.strides[2], "y_head_stride": node.strides[1]}
         query = {
             "q": q,
             "q_stride": q.strides[1],
@@ -104,7 +109,8 @@ class Attention(Operation):
             per_thread = kernels.attention_rows_scratch_bytes(*dims)
             scratch = to.scratch("chunk", per_thread * to.n_threads)
             kernel = kernels.attention_rows(k.dtype, v.dtype, *dims, exact=to.exact)
-            to.call(kernel, reads=reads, writes=(node, scratch), scratch=scratch, scratch_bytes=per_thread, **query, **rows, **out)
+            memory = {"scratch": scratch, "scratch_bytes": per_thread}
+            to.call(kernel, reads=(*reads, *sinks), writes=(node, scratch), **memory, **query, **rows, **out)
             to.transport.done_reading(k)
             return
         # A few rows: the chunks of a long context are shared among the threads, then combined.
@@ -114,7 +120,7 @@ class Attention(Operation):
         to.call(kernel, reads=reads, writes=(partial,), partial=partial, n_chunks=n_chunks, **query, **rows)
         to.transport.done_reading(k)
         combine = kernels.attention_combine(dims[1], exact=to.exact)
-        to.call(combine, reads=(partial, positions), writes=(node,), partial=partial, n_chunks=n_chunks, **rows, **out)
+        to.call(combine, reads=(partial, positions, *sinks), writes=(node,), partial=partial, n_chunks=n_chunks, **rows, **out)
 
 
 def _start(state: SplitState, device: int) -> int:

@@ -7,12 +7,12 @@ from ops.rule_helpers import A0, A1, MIRRORED, PARTIAL, check_reduces, check_ref
 
 from numba_meta.dtypes import F16, I32, I64
 from numba_meta.graph import Graph
-from numba_meta.ops import attention, operation
+from numba_meta.ops import attention, layout, operation
 from numba_meta.split.state import SplitState, split
 from numba_meta.tensor import Role, Rows, Tensor
 
 
-def make(n_head: int = 6, n_kv: int = 3, head_dim_v: int = 8) -> Tensor:
+def make(n_head: int = 6, n_kv: int = 3, head_dim_v: int = 8, n_sinks: int = 0) -> Tensor:
     graph = Graph("g")
     q = leaf(graph, "q", 4, 5, n_head)
     q.rows = Rows(leaf(graph, "n", 1, dtype=I64), 1)
@@ -20,7 +20,8 @@ def make(n_head: int = 6, n_kv: int = 3, head_dim_v: int = 8) -> Tensor:
     v = leaf(graph, "v", head_dim_v, 16, n_kv, dtype=F16, role=Role.CACHE)
     table = leaf(graph, "table", 16, 2, dtype=I32, role=Role.CACHE)
     sequences, positions = (leaf(graph, name, 5, dtype=I32) for name in ("sequences", "positions"))
-    return attention.attention(graph, q, k, v, table, sequences, positions, scale=0.5, name="node")
+    sinks = leaf(graph, "sinks", n_sinks, role=Role.WEIGHT) if n_sinks else None
+    return attention.attention(graph, q, k, v, table, sequences, positions, scale=0.5, sinks=sinks, name="node")
 
 
 WHOLE = (MIRRORED, MIRRORED, MIRRORED)
@@ -88,6 +89,40 @@ def test_sums_are_whole_first() -> None:
     node = make()
     check_reduces(node, [PARTIAL, MIRRORED, MIRRORED, *WHOLE], node.sources[0])
     check_reduces(node, [Q, PARTIAL, PARTIAL, *WHOLE], *node.sources[1:3])
+
+
+def test_sinks_are_cut_with_the_query_heads() -> None:
+    node, sinks = make(n_sinks=6), split(0, [4, 2])
+    assert node.shape == make().shape and [source.name for source in node.sources[6:]] == ["sinks"]
+    assert rule(node, Q, KV, KV, *WHOLE, sinks) == split(1, [4, 2])
+    assert rule(node, split(2, [6, 0]), split(2, [3, 0]), split(2, [3, 0]), *WHOLE, split(0, [6, 0])) == split(1, [6, 0])
+    assert rule(node, *[MIRRORED] * 7) == MIRRORED
+    one_kv = make(6, 1, n_sinks=6)
+    assert rule(one_kv, split(2, [1, 3, 2]), MIRRORED, MIRRORED, *WHOLE, split(0, [1, 3, 2])) == split(1, [1, 3, 2])
+    params = operation("attention").localize(node, [Q, KV, KV, *WHOLE, sinks], split(1, [4, 2]), 1)
+    assert (params["first_head"], params["first_kv"]) == (4, 2)
+
+
+@pytest.mark.parametrize("state", [MIRRORED, split(0, [3, 3]), split(0, [2, 4]), split(0, [4, 1, 1]), split(1, [4, 2])], ids=str)
+def test_sinks_that_are_not_those_of_a_devices_heads_have_no_rule(state: SplitState) -> None:
+    check_refused(make(n_sinks=6), Q, KV, KV, *WHOLE, state)
+    check_refused(make(6, 1, n_sinks=6), Q, MIRRORED, MIRRORED, *WHOLE, state)
+
+
+def test_sinks_of_heads_that_every_device_has_are_whole() -> None:
+    check_refused(make(n_sinks=6), MIRRORED, MIRRORED, MIRRORED, *WHOLE, split(0, [4, 2]))
+    node = make(n_sinks=6)
+    check_reduces(node, [Q, KV, KV, *WHOLE, PARTIAL], node.sources[6])
+
+
+def test_sinks_of_another_shape_or_type_are_an_error() -> None:
+    with check_shape_error(exactly("sinks f32[5] do not fit; expected q [head_dim, t, heads]") + r".*, float32 sinks \[heads\]"):
+        make(n_sinks=5)
+    node, graph = make(), Graph("h")
+    halves, rows = leaf(graph, "halves", 6, dtype=F16), leaf(graph, "rows", 1, 6)
+    for sinks in (halves, rows, layout.permute(graph, leaf(graph, "x", 2, 6), [1, 0, 2, 3])):
+        with check_shape_error(r"float32 sinks \[heads\]"):
+            attention.attention(graph, *node.sources, scale=1.0, sinks=sinks)
 
 
 def test_shape_errors() -> None:

@@ -14,7 +14,7 @@ from schedule.test_localize import step_values
 from numba_meta.dtypes import F32, I32, I64, Q4_0
 from numba_meta.errors import ShapeError
 from numba_meta.graph import Graph
-from numba_meta.ops import concat, elementwise, layout, matmul, norm, rows, unary
+from numba_meta.ops import attention, concat, elementwise, layout, matmul, norm, rows, unary
 from numba_meta.schedule.infer import infer_splits
 from numba_meta.schedule.lower import AddressList, Offset, Peer, Scratch
 from numba_meta.schedule.plan import StepPlan, plan_step, storage_of
@@ -121,13 +121,13 @@ def test_the_calls_of_a_model_give_its_logits(architecture: str, proportions: li
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-def run_small(build: object, states: dict[str, SplitState], n_devices: int, seed: int = 0) -> None:
+def run_small(build: object, states: dict[str, SplitState], n_devices: int, seed: int = 0, n_live: int = 5) -> None:
     """Builds a graph of float32 leaves, carries out its plan on poisoned memory and compares the outputs with the interpreter's."""
     graph = Graph("small")
     build(graph)  # type: ignore[operator]
     rng = np.random.default_rng(seed)
     values = {leaf: rng.integers(0, 4, leaf.shape) if leaf.dtype == I32 else rng.standard_normal(leaf.shape) for leaf in graph.leaves}
-    values = {leaf: np.full(leaf.shape, 5) if leaf.dtype == I64 else value for leaf, value in values.items()}
+    values = {leaf: np.full(leaf.shape, n_live) if leaf.dtype == I64 else value for leaf, value in values.items()}
     whole = evaluate(graph, values)
     result = infer_splits(graph, lambda leaf: states.get(leaf.name, MIRRORED), n_devices)
     pieces = {leaf: [piece_of(values[leaf], result.states[leaf], j) for j in range(n_devices)] for leaf in graph.leaves}
@@ -159,6 +159,27 @@ def test_elements_and_copies(cut: list[int] | None) -> None:
 
     states = {} if cut is None else {"x": split(0, cut), "y": split(0, cut)}
     run_small(build, states, 1 if cut is None else len(cut))
+
+
+@pytest.mark.parametrize("n_rows", [5, 20], ids=["chunks", "a prompt"])
+@pytest.mark.parametrize(
+    ("cut", "n_kv"), [([6], 3), ([4, 2], 3), ([0, 6], 3), ([2, 0, 4], 3), ([2, 2, 2], 3), ([5, 1], 1), ([1, 3, 2], 1)], ids=str
+)
+def test_attention_with_sinks(cut: list[int], n_kv: int, n_rows: int) -> None:
+    """Each device has the sinks of its query heads."""
+
+    def build(graph: Graph) -> None:
+        count = graph.leaf("n", I64, [1], Role.INPUT)
+        q = graph.leaf("q", F32, [8, n_rows, 6], Role.INPUT, Rows(count, 1))
+        k, v, sinks = leaf(graph, "k", 8, 4, n_kv), leaf(graph, "v", 4, 4, n_kv), leaf(graph, "sinks", 6, role=Role.WEIGHT)
+        table = graph.leaf("table", I32, [8, 4], Role.INPUT)
+        sequences, positions = (graph.leaf(name, I32, [n_rows], Role.INPUT) for name in ("sequences", "positions"))
+        for window in (0, 2):
+            heads = attention.attention(graph, q, k, v, table, sequences, positions, scale=0.5, window=window, sinks=sinks)
+            graph.output(layout.reshape(graph, heads, [24, n_rows], f"window {window}"))
+
+    kv = split(2, [n // 2 for n in cut]) if n_kv > 1 else MIRRORED
+    run_small(build, {"q": split(2, cut), "k": kv, "v": kv, "sinks": split(0, cut)}, len(cut), n_live=n_rows)
 
 
 @pytest.mark.parametrize("cut", [[2, 1], [0, 3], [1, 0, 2]], ids=str)

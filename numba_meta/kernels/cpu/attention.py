@@ -8,7 +8,8 @@ but the positions, so that every path gives the same bits. Cells that are not at
 Parameters that the kernels share: `q` float32, a row (token) every `q_stride` bytes, a head every `q_head_stride`; `k`, `v`: cells every
 `k_stride`, `v_stride` bytes, KV heads every `k_head_stride`, `v_head_stride`; `cell_table` int32 `[sequence][position]`, a sequence every
 `table_stride` bytes, -1: no cell; `positions`, `sequences` int32 `[row]`; `n_head` query heads, of which head h is head first_head + h of
-the model and reads KV head (first_head + h) // group - first_kv of the cache.
+the model and reads KV head (first_head + h) // group - first_kv of the cache; `sinks` float32 `[n_head]` (0: none), scores that take part
+in a row's sum of weights and have no value.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from numba_meta.kernels.cpu.attention_steps import (
     fill_iota,
     first_attended,
     fold,
+    with_sink,
     write_result,
 )
 from numba_meta.kernels.cpu.kernel import CpuKernel, Float, Int, Ptr, cpu_kernel
@@ -132,8 +134,8 @@ def attention_combine(head_dim_v: int, exact: bool = False) -> CpuKernel:
 
     @cpu_kernel(name=f"attention_combine_{head_dim_v}")
     def kernel(  # type: ignore[no-untyped-def]
-        thread, n_threads, partial: Ptr, n_chunks: Int, positions: Ptr, window: Int, n_head: Int, y: Ptr, y_stride: Int, y_head_stride: Int,
-        n_rows: Ptr,
+        thread, n_threads, partial: Ptr, n_chunks: Int, positions: Ptr, window: Int, n_head: Int, sinks: Ptr,
+        y: Ptr, y_stride: Int, y_head_stride: Int, n_rows: Ptr,
     ):  # fmt: skip
         items = load_i64(n_rows) * n_head
         total = total_buffer()
@@ -148,6 +150,6 @@ def attention_combine(head_dim_v: int, exact: bool = False) -> CpuKernel:
                 for chunk in range(position // CHUNK - first_attended(position, window) // CHUNK + 1):
                     part = partial + ((row * n_chunks + chunk) * n_head + head) * record
                     m, weight = fold(vectors, part, load_f32(part + 64 * vectors), load_f32(part + 64 * vectors + 4), total, m, weight)
-            write(total, weight, y + row * y_stride + head * y_head_stride)
+            write(total, with_sink(weight, m, sinks, head), y + row * y_stride + head * y_head_stride)
 
     return kernel  # type: ignore[no-any-return]

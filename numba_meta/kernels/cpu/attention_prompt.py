@@ -18,6 +18,7 @@ from numba_meta.kernels.cpu.attention_steps import (
     fold,
     hide_scores,
     weigh,
+    with_sink,
     write_result,
 )
 from numba_meta.kernels.cpu.attention_tiles import add_values, convert_row, score_tile, tile_pairs, transpose_keys
@@ -160,10 +161,10 @@ def _rows_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int)
 
     @device_function
     def block(  # type: ignore[no-untyped-def]
-        q, q_stride, q_head_stride, n_heads, k, k_stride, v, v_stride, table, positions, n_block, window, scale, y, y_stride, y_head_stride,
-        memory, iota,
+        q, q_stride, q_head_stride, n_heads, k, k_stride, v, v_stride, table, positions, n_block, window, scale, sinks, first_sink, y,
+        y_stride, y_head_stride, memory, iota,
     ):  # fmt: skip
-        """Rows of one sequence over the heads of one KV head; addresses are those of the first row and head."""
+        """Rows of one sequence over the heads of one KV head; addresses but `sinks` are those of the first row and head."""
         keys, values = memory, memory + keys_bytes
         zeros = values + values_bytes
         parts = zeros + zero_bytes
@@ -210,13 +211,15 @@ def _rows_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int)
                 )  # fmt: skip
         for pair in range(pairs):
             row = pair // n_heads
-            write(totals + pair * row_bytes, load_f32(sums + 8 * pair + 4), y + row * y_stride + (pair - row * n_heads) * y_head_stride)
+            head = pair - row * n_heads
+            weight = with_sink(load_f32(sums + 8 * pair + 4), load_f32(sums + 8 * pair), sinks, first_sink + head)
+            write(totals + pair * row_bytes, weight, y + row * y_stride + head * y_head_stride)
 
     @cpu_kernel(name=f"attention_rows_{k_type.name}_{v_type.name}_{head_dim_k}_{head_dim_v}")
     def kernel(  # type: ignore[no-untyped-def]
         thread, n_threads, q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int,
         v: Ptr, v_stride: Int, v_head_stride: Int, cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr,
-        window: Int, n_head: Int, first_head: Int, group: Int, first_kv: Int, scale: Float,
+        window: Int, n_head: Int, first_head: Int, group: Int, first_kv: Int, scale: Float, sinks: Ptr,
         y: Ptr, y_stride: Int, y_head_stride: Int, scratch: Ptr, scratch_bytes: Int, n_rows: Ptr,
     ):  # fmt: skip
         rows = load_i64(n_rows)
@@ -247,7 +250,7 @@ def _rows_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int)
                     block(
                         q + row * q_stride + head * q_head_stride, q_stride, q_head_stride, n_heads,
                         k + (kv - first_kv) * k_head_stride, k_stride, v + (kv - first_kv) * v_head_stride, v_stride,
-                        cell_table + sequence * table_stride, positions + 4 * row, stop - row, window, scale,
+                        cell_table + sequence * table_stride, positions + 4 * row, stop - row, window, scale, sinks, head,
                         y + row * y_stride + head * y_head_stride, y_stride, y_head_stride, memory, iota,
                     )  # fmt: skip
                     head += n_heads

@@ -12,6 +12,7 @@ from numba_meta.kernels.cpu.attention_io import n_vectors
 from numba_meta.kernels.cpu.attention_tiles import MAX_SHARED_HEADS, add_values, dot_keys, prefetch_row, sum_lanes
 from numba_meta.kernels.cpu.simd import (
     fma,
+    load_f32,
     load_i32,
     store_f32,
     store_i32,
@@ -115,6 +116,14 @@ def fold(vectors, part, part_m, part_weight, total, m, weight):  # type: ignore[
     for i in range(vectors):
         vf_store(total + 64 * i, fma(vf_load(part + 64 * i), by_new, vf_load(total + 64 * i) * by_old))
     return largest, fma(part_weight, new, weight * old)
+
+
+@device_function
+def with_sink(weight, m, sinks, head):  # type: ignore[no-untyped-def]
+    """A row's sum of weights with that of the head's sink, which has no value; 0 stays where nothing was attended to."""
+    if sinks == 0 or weight == np.float32(0.0):
+        return weight
+    return weight + exp_f32(load_f32(sinks + 4 * head) - m)
 
 
 @functools.cache

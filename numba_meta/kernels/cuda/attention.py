@@ -9,7 +9,8 @@ their indices. So the bits of a row do not depend on the rows and heads beside i
 Parameters are those of the CPU's kernels: `q` float32, a row (token) every `q_stride` bytes, a head every `q_head_stride`, all of them
 multiples of 16; `k`, `v`: cells every `k_stride`, `v_stride` bytes, KV heads every `k_head_stride`, `v_head_stride`; `cell_table` int32
 `[sequence][position]`, a sequence every `table_stride` bytes, -1: no cell; `positions`, `sequences` int32 `[row]`; `n_head` query heads, of
-which head h is head first_head + h of the model and reads KV head (first_head + h) // group - first_kv of the cache.
+which head h is head first_head + h of the model and reads KV head (first_head + h) // group - first_kv of the cache; `sinks` float32
+`[n_head]` (0: none), scores that take part in a row's sum of weights and have no value.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numba_meta.kernels.cuda.attention_steps import LOWEST, MOST_CHUNKS, chunks_of_row, quotient, record_bytes
+from numba_meta.kernels.cuda.attention_steps import LOWEST, MOST_CHUNKS, chunks_of_row, quotient, record_bytes, with_sink
 from numba_meta.kernels.cuda.device import (
     add,
     bits_float,
@@ -63,8 +63,9 @@ def attention_combine(head_dim_v: int, quantized: bool = False) -> CudaKernel:
 
     @cuda_kernel(name=f"attention_combine{'_quantize' * quantized}_{head_dim_v}", launch=launch, max_threads=32 * WARPS)
     def kernel(  # type: ignore[no-untyped-def]
-        partial: Ptr, n_chunks: Int, positions: Ptr, window: Int, n_head: Int, y: Ptr, y_stride: Int, y_head_stride: Int, n_rows: Ptr
-    ):
+        partial: Ptr, n_chunks: Int, positions: Ptr, window: Int, n_head: Int, sinks: Ptr, y: Ptr, y_stride: Int, y_head_stride: Int,
+        n_rows: Ptr,
+    ):  # fmt: skip
         part, head, row = types.int64(cuda.blockIdx.x), types.int64(cuda.blockIdx.y), types.int64(cuda.blockIdx.z)
         lane, warp = types.int32(cuda.threadIdx.x & 31), types.int32(cuda.threadIdx.x >> 5)
         sums = shared_address(cuda.shared.array(n_shared, types.int32, alignment=16))
@@ -107,6 +108,7 @@ def attention_combine(head_dim_v: int, quantized: bool = False) -> CudaKernel:
         for other in range(1, WARPS):
             y0, y1, y2, y3 = _shared_4(sums + 4 * n_part * other + 16 * (lane % quads))
             x0, x1, x2, x3 = add(x0, y0), add(x1, y1), add(x2, y2), add(x3, y3)
+        total_weight = with_sink(total_weight, largest, sinks, head)
         result = quotient(x0, total_weight), quotient(x1, total_weight), quotient(x2, total_weight), quotient(x3, total_weight)
         column = n_part * part + 4 * lane
         if quantized:  # a row of all heads

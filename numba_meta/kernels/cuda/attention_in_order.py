@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from numba_meta.kernels.cuda.attention_intrinsics import shared_word
-from numba_meta.kernels.cuda.attention_steps import LOWEST, MOST_CHUNKS, chunks_of_row, fold_factors, folded, quotient, record_bytes
+from numba_meta.kernels.cuda.attention_steps import (
+    LOWEST,
+    MOST_CHUNKS,
+    chunks_of_row,
+    fold_factors,
+    folded,
+    quotient,
+    record_bytes,
+    with_sink,
+)
 from numba_meta.kernels.cuda.device import (
     bits_float,
     cuda,
@@ -65,12 +74,13 @@ def combine_in_order(head_dim_v: int) -> CudaKernel:
 
     @cuda_kernel(name=f"attention_in_order_{head_dim_v}", launch=launch, max_threads=THREADS)
     def kernel(  # type: ignore[no-untyped-def]
-        partial: Ptr, n_chunks: Int, positions: Ptr, window: Int, n_head: Int, y: Ptr, y_stride: Int, y_head_stride: Int, n_rows: Ptr
-    ):
+        partial: Ptr, n_chunks: Int, positions: Ptr, window: Int, n_head: Int, sinks: Ptr, y: Ptr, y_stride: Int, y_head_stride: Int,
+        n_rows: Ptr,
+    ):  # fmt: skip
         part, head, row = types.int64(cuda.blockIdx.x), types.int64(cuda.blockIdx.y), types.int64(cuda.blockIdx.z)
         thread = types.int32(cuda.threadIdx.x)
         shared = shared_address(cuda.shared.array(n_shared, types.int32, alignment=16))
-        factors = shared + parts_bytes  # of each record: of the total, of the part; its weight
+        factors = shared + parts_bytes  # of each record: of the total, of the part; its weight; the largest score so far
         values = cuda.local.array(n_values, types.int32)
         source, step = partial + (row * n_chunks * n_head + head) * record, n_head * record
         begin = source + 4 * n_part * part
@@ -96,8 +106,10 @@ def combine_in_order(head_dim_v: int) -> CudaKernel:
                 at = 32 * i + thread
                 m[i], weight[i] = (m[i], weight[i]) if at < n else (LOWEST, np.float32(0.0))
                 before, largest = _largest_before(m[i], largest)
-                _, by_total, by_part = fold_factors(before, m[i])
-                shared_store_v4(factors + 16 * at, float_bits(by_total), float_bits(by_part), float_bits(weight[i]), 0)
+                so_far, by_total, by_part = fold_factors(before, m[i])
+                shared_store_v4(
+                    factors + 16 * at, float_bits(by_total), float_bits(by_part), float_bits(weight[i]), float_bits(so_far)
+                )  # fmt: skip
         cuda.syncthreads()
         if thread < n_part:
             total, weight_sum = np.float32(0.0), np.float32(0.0)
@@ -110,6 +122,8 @@ def combine_in_order(head_dim_v: int) -> CudaKernel:
                         total = folded(total, value, bits_float(by_total), bits_float(by_part))
                         weight_sum = folded(weight_sum, bits_float(weight_part), bits_float(by_total), bits_float(by_part))
                 at += AT_ONCE
+            if sinks != 0 and n > 0:
+                weight_sum = with_sink(weight_sum, bits_float(shared_word(factors + 16 * (n - 1) + 12)), sinks, head)
             store_f32(y + row * y_stride + head * y_head_stride + 4 * (n_part * part + thread), quotient(total, weight_sum))
 
     return kernel

@@ -23,6 +23,7 @@ from numba_meta.kernels.cuda.attention_steps import (
     record_bytes,
     row_chunks,
     tile_heads,
+    with_sink,
 )
 from numba_meta.kernels.cuda.device import (
     add,
@@ -169,7 +170,7 @@ def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKern
     def kernel(  # type: ignore[no-untyped-def]
         q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int, v: Ptr, v_stride: Int, v_head_stride: Int,
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
-        first_kv: Int, scale: Float, y: Ptr, y_stride: Int, y_head_stride: Int, scratch: Ptr, scratch_bytes: Int, n_rows: Ptr,
+        first_kv: Int, scale: Float, sinks: Ptr, y: Ptr, y_stride: Int, y_head_stride: Int, scratch: Ptr, scratch_bytes: Int, n_rows: Ptr,
     ):  # fmt: skip
         tile, row = types.int64(cuda.blockIdx.x), types.int64(cuda.blockIdx.y)
         kv, place, head_begin, head_end = tile_heads(tile, first_head, n_head, group)
@@ -197,6 +198,7 @@ def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKern
             for i in range(size_v):
                 total[i] = folded(total[i], out[i], by_total, by_part)
             base += size
+        weight = with_sink(weight, m, sinks, head)
         target = y + row * y_stride + head * y_head_stride
         if cuda.threadIdx.x & 31 < 8:
             for i in range(n_v):

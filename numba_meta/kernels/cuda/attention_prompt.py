@@ -17,7 +17,7 @@ import numpy as np
 from numba_meta.dtypes import BF16, F16, Q4_0, Q8_0, DType
 from numba_meta.kernels.cuda.attention_halves import stage_row
 from numba_meta.kernels.cuda.attention_intrinsics import cell_address, shared_word
-from numba_meta.kernels.cuda.attention_steps import LOG2_E, LOWEST, first_attended, quotient
+from numba_meta.kernels.cuda.attention_steps import LOG2_E, LOWEST, first_attended, quotient, with_sink
 from numba_meta.kernels.cuda.device import (
     async_commit,
     async_wait_all,
@@ -142,7 +142,7 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int
     def kernel(  # type: ignore[no-untyped-def]
         q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int, v: Ptr, v_stride: Int, v_head_stride: Int,
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
-        first_kv: Int, scale: Float, y: Ptr, y_stride: Int, y_head_stride: Int, scratch: Ptr, scratch_bytes: Int, n_rows: Ptr,
+        first_kv: Int, scale: Float, sinks: Ptr, y: Ptr, y_stride: Int, y_head_stride: Int, scratch: Ptr, scratch_bytes: Int, n_rows: Ptr,
     ):  # fmt: skip
         kv = first_head // group + types.int64(cuda.blockIdx.y)
         head_begin, head_end = max(types.int64(0), kv * group - first_head), min(n_head, (kv + 1) * group - first_head)
@@ -245,8 +245,10 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int
         weight0, weight1 = weight0 + cuda.shfl_xor_sync(ALL_LANES, weight0, 1), weight1 + cuda.shfl_xor_sync(ALL_LANES, weight1, 1)
         weight0, weight1 = weight0 + cuda.shfl_xor_sync(ALL_LANES, weight0, 2), weight1 + cuda.shfl_xor_sync(ALL_LANES, weight1, 2)
         row0, row1 = pair0 // n_heads, (pair0 + 8) // n_heads
-        target0 = y + row0 * y_stride + (pair0 - row0 * n_heads) * y_head_stride + 8 * t
-        target1 = y + row1 * y_stride + (pair0 + 8 - row1 * n_heads) * y_head_stride + 8 * t
+        head0, head1 = pair0 - row0 * n_heads, pair0 + 8 - row1 * n_heads  # those of pairs beyond the last one are heads, too
+        weight0 = with_sink(weight0, m0, sinks, head_begin + head0)
+        weight1 = with_sink(weight1, m1, sinks, head_begin + head1)
+        target0, target1 = y + row0 * y_stride + head0 * y_head_stride + 8 * t, y + row1 * y_stride + head1 * y_head_stride + 8 * t
         for i in range(n_out // 4):
             if pair0 < pairs:
                 store_f32(target0 + 32 * i, quotient(out[4 * i], weight0))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.kernels.cuda.attention_intrinsics import quotient_u32
-from numba_meta.kernels.cuda.device import device_function, exp2, fma, load_i32, maximum, mul
+from numba_meta.kernels.cuda.device import add, device_function, exp2, fma, load_f32, load_i32, maximum, mul
 
 MIN_CHUNK, CHUNK_STEP = 128, 32  # positions; chunks begin at multiples of their size, which is MIN_CHUNK or a larger multiple of CHUNK_STEP
 MOST_CHUNKS = 32  # a row with more positions has larger chunks
@@ -84,6 +84,14 @@ def fold_factors(m, part_m):  # type: ignore[no-untyped-def]
 def folded(total, part, by_total, by_part):  # type: ignore[no-untyped-def]
     """One element of a fold: the same bits wherever it is done."""
     return fma(part, by_part, mul(total, by_total))
+
+
+@device_function
+def with_sink(weight, m, sinks, head):  # type: ignore[no-untyped-def]
+    """A row's sum of weights with that of the head's sink, which has no value; 0 stays where nothing was attended to. m: in base 2."""
+    if sinks == 0 or weight == np.float32(0.0):
+        return weight
+    return add(weight, exp2(fma(load_f32(sinks + 4 * head), LOG2_E, -m)))
 
 
 @device_function

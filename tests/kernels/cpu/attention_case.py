@@ -49,6 +49,7 @@ class Case:
     window: int = 0
     first_head: int = 0
     first_kv: int = 0
+    sinks: np.ndarray | None = None  # [head]
 
     def rows(self, which: list[int] | slice) -> Case:
         """The same cache with some of the rows."""
@@ -60,14 +61,16 @@ class Case:
         k = floats(self.keys, self.k_type).reshape(len(self.keys), -1, self.dim_k)
         v = floats(self.values, self.v_type).reshape(len(self.values), -1, self.dim_v)
         out = np.zeros((len(self.q), n_head, self.dim_v))
+        sinks = np.full(n_head, -np.inf) if self.sinks is None else self.sinks.astype(np.float64)
         for row, position in enumerate(self.positions):
             first = max(0, position - self.window + 1) if self.window else 0
             cells = self.table[self.sequences[row], first : position + 1]
             cells = cells[cells >= 0]
             for head in range(n_head if len(cells) else 0):
                 score = k[cells, head // self.group] @ self.q[row, head].astype(np.float64) * float(np.float32(self.dim_k**-0.5))
-                weight = np.exp(score - score.max())
-                out[row, head] = weight @ v[cells, head // self.group] / weight.sum()
+                top = max(score.max(), sinks[head])
+                weight = np.exp(score - top)
+                out[row, head] = weight @ v[cells, head // self.group] / (weight.sum() + np.exp(sinks[head] - top))
         return out
 
     def _inputs(self, rows: int) -> dict[str, object]:
@@ -80,10 +83,14 @@ class Case:
             "group": self.group, "first_kv": self.first_kv, "scale": self.dim_k**-0.5, "n_rows": live(rows),
         }  # fmt: skip
 
+    def _guarded_sinks(self) -> Guarded | None:
+        return None if self.sinks is None else Guarded.of(self.sinks.astype(np.float32).reshape(1, -1))
+
     def by_chunks(self, threads: int = 1, n_live: int | None = None) -> np.ndarray:
         """[row, head, dim] through `attention_chunks` and `attention_combine`."""
         rows, n_head = self.q.shape[:2]
         n_chunks = chunks_needed(self.table.shape[1], self.window)
+        sinks = self._guarded_sinks()
         partial = Guarded(1, attention_scratch_bytes(rows, n_head, self.dim_v, n_chunks), np.uint8, gap=0)
         out = Guarded(rows, n_head * self.dim_v)
         inputs = self._inputs(rows if n_live is None else n_live)
@@ -92,8 +99,8 @@ class Case:
         )
         shared = {name: inputs[name] for name in ("positions", "window", "n_head", "n_rows")}
         attention_combine(self.dim_v)(
-            threads=threads, **shared, partial=partial.address, n_chunks=n_chunks, y=out.address, y_stride=out.stride,
-            y_head_stride=4 * self.dim_v,
+            threads=threads, **shared, partial=partial.address, n_chunks=n_chunks, sinks=sinks.address if sinks else 0,
+            y=out.address, y_stride=out.stride, y_head_stride=4 * self.dim_v,
         )  # fmt: skip
         partial.result()
         return out.result().reshape(rows, n_head, self.dim_v)
@@ -102,13 +109,21 @@ class Case:
         """[row, head, dim] through `attention_rows`."""
         rows, n_head = self.q.shape[:2]
         scratch_bytes = attention_rows_scratch_bytes(self.dim_k, self.dim_v)
+        sinks = self._guarded_sinks()
         scratch, out = Guarded(1, threads * scratch_bytes, np.uint8, gap=0), Guarded(rows, n_head * self.dim_v)
         attention_rows(self.k_type, self.v_type, self.dim_k, self.dim_v)(
             threads=threads, **self._inputs(rows if n_live is None else n_live), y=out.address, y_stride=out.stride,
             y_head_stride=4 * self.dim_v, scratch=scratch.address, scratch_bytes=scratch_bytes,
+            sinks=sinks.address if sinks else 0,
         )  # fmt: skip
         scratch.result()
         return out.result().reshape(rows, n_head, self.dim_v)
+
+
+def random_sinks(n_head: int) -> np.ndarray:
+    """Scores of sinks: far below, about, and far above those that random queries and keys give."""
+    rng = np.random.default_rng()
+    return rng.permutation(np.resize([-50, -4, 0, 3, 8, 50], n_head)).astype(np.float32) + rng.standard_normal(n_head, np.float32)
 
 
 def make_case(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernels.cpu.attention_case import Case, make_case
+from kernels.cpu.attention_case import Case, make_case, random_sinks
 
 from numba_meta.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q8_0, DType
 from numba_meta.errors import ShapeError
@@ -123,6 +123,65 @@ def test_scores_far_apart_do_not_overflow() -> None:
     case = make_case(*SMALL, [10, 600])
     case = replace(case, q=(case.q * 300).astype(np.float32))
     np.testing.assert_allclose(every_path(case), case.expected(), atol=2e-3)
+
+
+def with_sinks(case: Case, sinks: np.ndarray | None = None) -> Case:
+    return replace(case, sinks=random_sinks(case.q.shape[1]) if sinks is None else sinks)
+
+
+def check_sinks(case: Case) -> None:
+    """Every path against float64: relative to each result too, since a large sink makes it small."""
+    out, expected = every_path(case), case.expected()
+    np.testing.assert_allclose(out, expected, atol=3e-6)
+    error, size = np.abs(out - expected).max(-1), np.abs(expected).max(-1)
+    assert (error <= 1e-5 * size).all(), (error / size).max()
+
+
+@pytest.mark.parametrize("types", TYPES, ids=lambda t: "-".join(map(str, t)))
+@pytest.mark.parametrize(("window", "holes"), [(0, 0.0), (300, 0.0), (20, 0.1)], ids=["full", "window", "narrow-holes"])
+def test_sinks_against_float64(types: tuple[DType, DType, int, int], window: int, holes: float) -> None:
+    positions = [0, 3, 255, 256, 300, 301, 302, 511, 512, 700]
+    check_sinks(with_sinks(make_case(*types, positions, window=window, holes=holes, filled=(0, 3))))
+
+
+def test_sinks_of_a_prompt() -> None:
+    check_sinks(with_sinks(make_case(*SMALL, list(range(200, 500)), n_kv=1, group=5)))
+
+
+def test_sinks_of_more_heads_than_a_block_holds() -> None:
+    check_sinks(with_sinks(make_case(*SMALL, [3, 270], n_kv=1, group=150)))
+
+
+def test_sinks_of_several_sequences() -> None:
+    check_sinks(with_sinks(make_case(*SMALL, [5, 300, 6, 301, 40, 302, 303, 7], [0, 1, 0, 1, 2, 1, 1, 0])))
+
+
+def test_sinks_that_weigh_nothing_or_everything() -> None:
+    """At -inf there are none, by their bits; one whose exponential overflows leaves zeros."""
+    case = make_case(*SMALL, [2, 300, 301], window=100)
+    without = every_path(case)
+    low, high = np.float32([-np.inf] * 6), np.float32([-np.inf, 200, -np.inf, np.inf, -np.inf, 3e38])
+    assert every_path(with_sinks(case, low)).tobytes() == without.tobytes()
+    mixed = every_path(with_sinks(case, high))
+    assert mixed[:, ::2].tobytes() == without[:, ::2].tobytes() and (mixed[:, 1::2] == 0).all()
+    assert (every_path(with_sinks(case, np.zeros(6, np.float32))) != without).any(axis=-1).all()
+
+
+def test_sinks_of_a_row_that_attends_to_nothing_leave_zeros() -> None:
+    case = with_sinks(make_case(*SMALL, [2, 300, 301], window=10))
+    case.table[0, :3] = -1
+    out = every_path(case)
+    assert (out[0] == 0).all() and (out[1:] != 0).all()
+    padding = every_path(replace(case, positions=np.array([-1, 300, 301])))
+    assert (padding[0] == 0).all() and padding[1:].tobytes() == out[1:].tobytes()
+
+
+def test_a_device_reads_the_sinks_of_its_own_heads() -> None:
+    case = with_sinks(make_case(*SMALL, [10, 300, 301], n_kv=3, group=3))
+    whole = every_path(case)
+    for first, end in ((0, 1), (0, 4), (4, 9), (2, 7), (6, 9), (8, 9)):
+        mine = replace(case, q=case.q[:, first:end], first_head=first, sinks=case.sinks[first:end])  # type: ignore[index]
+        assert every_path(mine).tobytes() == whole[:, first:end].tobytes()
 
 
 @pytest.mark.parametrize("make", [attention_chunks, attention_rows])

@@ -77,6 +77,7 @@ class Case:
     window: int = 0
     first_head: int = 0
     first_kv: int = 0
+    sinks: np.ndarray | None = None  # [head]
     uploads: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -105,6 +106,7 @@ class Case:
         n_rows, n_head, dim = self.q.shape
         out = np.zeros((n_rows, n_head, v.shape[2]))
         scale = float(np.float32(dim**-0.5))
+        sinks = (np.full(n_head, -np.inf) if self.sinks is None else self.sinks.astype(np.float64)).reshape(-1, self.group, 1)
         for row, position in enumerate(self.positions):
             first = max(0, position - self.window + 1) if self.window else 0
             cells = self.table[self.sequences[row], first : position + 1]
@@ -113,23 +115,27 @@ class Case:
                 continue
             q = self.q[row].astype(np.float64).reshape(-1, self.group, dim)
             score = np.einsum("hgd,nhd->hgn", q, k[cells]) * scale
-            weight = np.exp(score - score.max(-1, keepdims=True))
-            weight /= weight.sum(-1, keepdims=True)
+            top = np.maximum(score.max(-1, keepdims=True), sinks)
+            weight = np.exp(score - top)
+            weight /= weight.sum(-1, keepdims=True) + np.exp(sinks - top)
             out[row] = np.einsum("hgn,nhd->hgd", weight, v[cells]).reshape(n_head, -1)
         return out
 
     def inputs(self, n_live: int) -> dict[str, Any]:
-        """The arguments that the kernels share, in GPU memory."""
+        """The arguments that the kernels share, in GPU memory; sinks lie between not-a-numbers."""
         gpu, (dim_k, _) = on_gpu.open_gpu(), self.dims
         arrays = {
             "q": self.q.astype(np.float32), "k": self.keys, "v": self.values, "cell_table": self.table.astype(np.int32),
             "positions": self.positions.astype(np.int32), "sequences": self.sequences.astype(np.int32),
         }  # fmt: skip
+        if self.sinks is not None:
+            arrays["sinks"] = np.r_[np.nan, self.sinks, np.nan].astype(np.float32)
         if not self.uploads:
             self.uploads.update({name: gpu.upload(array) for name, array in arrays.items() if array.size})
         n_kv_bytes = {"k": self.keys.shape[2], "v": self.values.shape[2]}
         return {
             **{name: self.uploads.get(name, 0) for name in arrays},
+            "sinks": 0 if self.sinks is None else self.uploads["sinks"].address + 4,
             "q_stride": 4 * dim_k * self.q.shape[1], "q_head_stride": 4 * dim_k,
             "k_stride": self.keys.shape[1] * n_kv_bytes["k"], "k_head_stride": n_kv_bytes["k"],
             "v_stride": self.values.shape[1] * n_kv_bytes["v"], "v_head_stride": n_kv_bytes["v"],
@@ -149,6 +155,7 @@ class Case:
         partial = gpu.empty(max(1, attention_scratch_bytes(rows, n_head, dim_v, n_chunks)))
         out = gpu.empty(4 * max(1, rows * n_head * dim_v))
         inputs = self.inputs(rows if n_live is None else n_live)
+        sinks = inputs.pop("sinks")
         chunks = attention_chunks(self.k_type, self.v_type, dim_k, dim_v, exact)
         gpu.run(chunks, rows, **inputs, partial=partial, n_chunks=n_chunks)
         shared = {name: inputs[name] for name in ("positions", "window", "n_head", "n_rows")}
@@ -156,7 +163,7 @@ class Case:
         if quantized is not None:
             strides["y_stride"] //= 2
         combine = attention_combine(dim_v, exact) if quantized is None else attention_combine_quantize(dim_v)
-        gpu.run(combine, rows, **shared, partial=partial, n_chunks=n_chunks, y=quantized or out, **strides)
+        gpu.run(combine, rows, **shared, partial=partial, n_chunks=n_chunks, sinks=sinks, y=quantized or out, **strides)
         return out.download(np.float32, (rows, n_head, dim_v))
 
     def by_rows(self, exact: bool = False, n_live: int | None = None) -> np.ndarray:
@@ -169,6 +176,12 @@ class Case:
         inputs = self.inputs(rows if n_live is None else n_live)
         gpu.run(kernel, rows, **inputs, y=out, **strides, scratch=scratch, scratch_bytes=n_bytes)
         return out.download(np.float32, (rows, n_head, dim_v))
+
+
+def random_sinks(n_head: int) -> np.ndarray:
+    """Scores of sinks: far below, about, and far above those that random queries and keys give."""
+    rng = np.random.default_rng()
+    return rng.permutation(np.resize([-50, -4, 0, 3, 8, 50], n_head)).astype(np.float32) + rng.standard_normal(n_head, np.float32)
 
 
 def make_case(
