@@ -9,14 +9,18 @@ import pytest
 from synthetic import write_model
 
 import numba_meta as nm
-from numba_meta.dtypes import F32
+from numba_meta.dtypes import F16, F32, I32, I64, Q8_0
+from numba_meta.graph import Graph
 from numba_meta.kernels import kernel_set
 from numba_meta.models.recordings import Capacity
+from numba_meta.ops import attention, layout, matmul
 from numba_meta.ops.lowering import Constant
 from numba_meta.schedule.fuse import fuse
+from numba_meta.schedule.infer import infer_splits
 from numba_meta.schedule.lower import Call, Peer, storage_of
 from numba_meta.schedule.plan import StepPlan, plan_step, read_elsewhere
-from numba_meta.tensor import Role, Tensor
+from numba_meta.split.state import MIRRORED, split
+from numba_meta.tensor import Role, Rows, Tensor
 
 BLOCK = {
     "llama": [
@@ -83,6 +87,35 @@ def test_a_result_that_others_read_stays(tmp_path: Path) -> None:
     kept = fuse(calls, kernel_set("cuda"), False, everything)
     still = {storage_of(place) for call in kept for place in call.writes}
     assert everything <= still
+
+
+@pytest.mark.parametrize("has_sinks", (False, True))
+@pytest.mark.parametrize(("n_rows", "exact"), ((1, False), (16, True), (40, False), (40, True)))
+@pytest.mark.parametrize("cut", ((6,), (4, 2)), ids=str)
+def test_sinks_come_to_the_end_of_attention(cut: tuple[int, ...], n_rows: int, exact: bool, has_sinks: bool) -> None:
+    """Joined with the quantization or not: a device's own sinks are an argument and read, or there are none."""
+    graph = Graph("g")
+    count = graph.leaf("n", I64, [1], Role.INPUT)
+    q = graph.leaf("q", F32, [64, n_rows, 6], Role.INPUT, Rows(count, 1))
+    k, v = (graph.leaf(name, F16, [64, 256, 3], Role.CACHE) for name in "kv")
+    table = graph.leaf("table", I32, [256, 2], Role.CACHE)
+    sequences, positions = (graph.leaf(name, I32, [n_rows], Role.INPUT) for name in ("sequences", "positions"))
+    sinks = graph.leaf("sinks", F32, [6], Role.WEIGHT)
+    given = sinks if has_sinks else None
+    heads = attention.attention(graph, q, k, v, table, sequences, positions, scale=0.125, sinks=given, name="heads")
+    weight = graph.leaf("weight", Q8_0, [384, 32], Role.WEIGHT)
+    graph.output(matmul.matmul(graph, weight, layout.reshape(graph, heads, [384, n_rows]), "out"))
+    kv = split(2, [n // 2 for n in cut])
+    states = {q: split(2, cut), k: kv, v: kv, sinks: split(0, cut), weight: split(0, [64 * n for n in cut])}
+    result = infer_splits(graph, lambda leaf: states.get(leaf, MIRRORED), len(cut))
+    for device in plan_step(result, [1] * len(cut), exact, 256, kernels=kernel_set("cuda")).devices:
+        (end,) = (call for call in device.calls if "sinks" in call.arguments)
+        assert end.kernel is not None and end.arguments.keys() == end.kernel.parameters.keys()  # type: ignore[attr-defined]
+        kind = "attention_rows_f16_f16_64_64" if n_rows > 16 else "attention_in_order_64" if exact else "attention_combine_quantize_64"
+        assert end.kernel.name == kind
+        own = device.graph.simple[sinks]
+        assert end.arguments["sinks"] is own if has_sinks else end.arguments["sinks"] == 0
+        assert (own in end.reads) == has_sinks and own.shape[0] == end.arguments["n_head"] == cut[device.graph.device]
 
 
 def test_what_is_doubled_is_not_joined_with_the_norm_before_it() -> None:
