@@ -168,7 +168,7 @@ def test_sinks_that_weigh_nothing_or_everything() -> None:
 
 
 def test_sinks_of_a_row_that_attends_to_nothing_leave_zeros() -> None:
-    case = with_sinks(make_case(*SMALL, [2, 300, 301], window=10))
+    case = with_sinks(make_case(*SMALL, [2, 300, 301], window=10), np.float32([-np.inf, 0, 3, -50, 1, 2]))
     case.table[0, :3] = -1
     out = every_path(case)
     assert (out[0] == 0).all() and (out[1:] != 0).all()

@@ -260,7 +260,7 @@ def test_sinks_that_weigh_nothing_or_everything(path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_sinks_of_a_row_that_attends_to_nothing_leave_zeros(path: str) -> None:
-    case = with_sinks(make_case(F16, F16, 128, 128, [2, 300, 301], window=10), np.float32([-3, 0, 3, -50, 1, 2]))
+    case = with_sinks(make_case(F16, F16, 128, 128, [2, 300, 301], window=10), np.float32([-np.inf, 0, 3, -50, 1, 2]))
     case.table[0, :3] = -1
     out = PATHS[path](case)
     assert (out[0] == 0).all() and (out[1:] != 0).all()
