@@ -214,6 +214,7 @@ def test_sinks_of_single_steps(types: tuple[DType, DType, int, int], path: str) 
     positions = [0, 3, 63, 64, 65, 300, 301, 511, 512, 700, 4095, 4096, 4400]
     for window, holes in ((0, 0.0), (300, 0.0), (20, 0.1)):
         check_sinks(with_sinks(make_case(*types, positions, window=window, holes=holes, filled=(0, 3))), path)
+    check_sinks(with_sinks(make_case(*types, [4095, 4159, 6000, 9001], window=4096, n_kv=1, group=4)), path)
 
 
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
@@ -239,11 +240,12 @@ def test_sinks_of_several_sequences() -> None:
 
 def test_exact_paths_give_the_same_bits_with_sinks() -> None:
     for types in SINK_TYPES:
-        case = with_sinks(make_case(*types, [0, 100, *range(4080, 4110), 9000], window=0, holes=0.02, filled=(0,)))
-        together = case.by_chunks(exact=True)
-        assert case.by_rows(exact=True).tobytes() == together.tobytes()
-        assert case.rows([5, 20]).by_rows(exact=True).tobytes() == together[[5, 20]].tobytes()
-        assert case.rows([32]).by_chunks(exact=True).tobytes() == together[32].tobytes()
+        for window in (0, 100, 4096, 5000):  # 4096: as many chunks as a row can have, and one more
+            case = with_sinks(make_case(*types, [0, 100, *range(4080, 4110), 9000], window=window, holes=0.02, filled=(0,)))
+            together = case.by_chunks(exact=True)
+            assert case.by_rows(exact=True).tobytes() == together.tobytes()
+            assert case.rows([5, 20]).by_rows(exact=True).tobytes() == together[[5, 20]].tobytes()
+            assert case.rows([32]).by_chunks(exact=True).tobytes() == together[32].tobytes()
 
 
 @pytest.mark.parametrize("path", PATHS)
