@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 
-from numba_meta.dtypes import DType
+from numba_meta.dtypes import F32, DType
 from numba_meta.kernels.cuda import attention_combine as combining
 from numba_meta.kernels.cuda.attention_decode import can_decode, decode_variants
 from numba_meta.kernels.cuda.attention_in_order import combine_in_order
@@ -72,6 +72,7 @@ def attention_combine(head_dim_v: int, exact: bool = False) -> CudaKernel:
 
     y: a row every `y_stride` bytes, a head every `y_head_stride`.
     """
+    check_cache_row(F32, head_dim_v)
     return combine_in_order(head_dim_v) if exact else combining.attention_combine(head_dim_v)
 
 
@@ -84,8 +85,8 @@ def attention_combine_quantize(head_dim_v: int) -> CudaKernel:
 def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False) -> CudaKernel:
     """The kernel of prompts: y[row][head] (float32, strides in bytes) for any rows; quick where neighbouring rows are of one sequence.
 
-    `scratch` is not used. Caches in f32 are read in float32 throughout, and others if `exact`; then the bits are those of the exact
-    `attention_chunks` with `attention_combine`. Others are read by tensor cores as f16.
+    `scratch` is not used. Caches in f32 are read in float32 throughout, and others if `exact`; the bits are those of the exact
+    `attention_chunks` with the exact `attention_combine`. Others are read by tensor cores as f16.
     """
     dims = (head_dim_k, head_dim_v)
     check_cache_row(k_type, head_dim_k)

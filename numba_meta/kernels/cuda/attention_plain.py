@@ -158,7 +158,7 @@ def plain_chunks(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKe
 
 @functools.cache
 def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKernel:
-    """`attention_rows` with the bits of `plain_chunks` and `attention_combine`: grid (tile of heads, row), a warp for each head."""
+    """`attention_rows` with the bits of `plain_chunks` and `combine_in_order`: grid (tile of heads, row), a warp for each head."""
     chunk_of = chunk_of_head(k_type, v_type, dim_k, dim_v)
     n_k, n_v, size_k, size_v = dim_k // 32, dim_v // 32, dim_k // 8, dim_v // 8
 

@@ -105,6 +105,8 @@ def test_nothing_to_do_launches_no_blocks(nothing: dict[str, int]) -> None:
 def test_heads_and_types_that_do_not_fit_are_an_error(make: Any) -> None:
     with pytest.raises(ShapeError, match="heads of 40 elements.*multiple of 32"):
         make(F16, Q8_0, 64, 40)
+    with pytest.raises(ShapeError, match="heads of 48 elements.*multiple of 32"):
+        attention_combine(48)
     with pytest.raises(ShapeError, match="multiple of 32 up to 256"):
         make(F16, F16, 288, 64)
     with pytest.raises(ShapeError, match="q4_k"):
