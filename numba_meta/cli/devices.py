@@ -49,10 +49,13 @@ def gpu_lines(gpus: Sequence[GpuReport]) -> Iterator[str]:
     """The CUDA devices for a reader."""
     for index, gpu in enumerate(gpus):
         yield f"cuda:{index} {gpu.name}"
+        if gpu.problem:
+            yield f"       {gpu.problem}"
+            continue
         yield f"       compute  capability {gpu.capability}, {gpu.n_multiprocessors} multiprocessors"
         yield f"       memory   {format_bytes(gpu.free_bytes)} free of {format_bytes(gpu.memory_bytes)}"
         near = [f"cuda:{peer}" for peer in gpu.peers]
-        far = [f"cuda:{other}" for other in range(len(gpus)) if other != index and other not in gpu.peers]
+        far = [f"cuda:{other}" for other, report in enumerate(gpus) if other != index and other not in gpu.peers and not report.problem]
         if near:
             yield f"       peers    reads the memory of {', '.join(near)}"
         if far:

@@ -8,7 +8,7 @@ import platform
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from numba_meta.errors import DeviceError
@@ -32,14 +32,18 @@ class CpuReport:
 
 @dataclass(frozen=True)
 class GpuReport:
-    """A CUDA device: memory in bytes, compute capability as in `9.0`, which other GPUs' memory its kernels can read."""
+    """A CUDA device: memory in bytes, compute capability as in `9.0`, which other GPUs' memory its kernels can read.
+
+    `problem`: why it cannot be used; the rest is not known then.
+    """
 
     name: str
-    capability: str
-    n_multiprocessors: int
-    memory_bytes: int
-    free_bytes: int
+    capability: str = ""
+    n_multiprocessors: int = 0
+    memory_bytes: int = 0
+    free_bytes: int = 0
     peers: tuple[int, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,24 @@ def gpu_reports() -> tuple[GpuReport, ...]:
     """The GPUs that the driver shows; none without a driver or the packages for it."""
     from numba_meta.devices.cuda_driver import n_gpus, open_gpu
 
-    gpus = [open_gpu(index) for index in range(n_gpus())]
-    return tuple(
-        GpuReport(
-            gpu.facts.name, "{}.{}".format(*gpu.facts.capability), gpu.facts.n_multiprocessors, gpu.facts.total_bytes, gpu.free_bytes(),
-            tuple(other.facts.index for other in gpus if other is not gpu and gpu.reaches(other.facts.uuid)),
-        )
-        for gpu in gpus
-    )  # fmt: skip
+    found: list[GpuReport] = []
+    uuids: list[str] = []
+    for index in range(n_gpus()):
+        try:
+            gpu = open_gpu(index)
+            facts, free = gpu.facts, gpu.free_bytes()
+        except DeviceError as error:
+            uuids.append("")
+            found.append(GpuReport(f"GPU {index}", problem=str(error)))
+            continue
+        uuids.append(facts.uuid)
+        found.append(GpuReport(facts.name, "{}.{}".format(*facts.capability), facts.n_multiprocessors, facts.total_bytes, free))
+    for index, report in enumerate(found):
+        if not report.problem:
+            gpu = open_gpu(index)
+            peers = tuple(other for other, uuid in enumerate(uuids) if other != index and uuid and gpu.reaches(uuid))
+            found[index] = replace(report, peers=peers)
+    return tuple(found)
 
 
 def cpu_name() -> str:

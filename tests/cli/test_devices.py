@@ -7,9 +7,11 @@ import os
 from dataclasses import replace
 
 import pytest
+from devices.fake_driver import FakeDriver
 
 from numba_meta.cli import machine
 from numba_meta.cli.devices import gpu_lines, missing_lines
+from numba_meta.devices import cuda_driver
 from numba_meta.errors import DeviceError
 
 
@@ -39,6 +41,23 @@ def test_gpus_as_lines():
     assert [line for line in gpu_lines([report]) if "peers" in line] == []
     assert lines[1].split(maxsplit=1)[1] == "capability 9.0, 132 multiprocessors"
     assert lines[2].split(maxsplit=1)[1] == "6.0 GiB free of 8.0 GiB"
+    broken = machine.GpuReport("GPU 1", problem="cuDevicePrimaryCtxRetain failed: CUDA_ERROR_ECC_UNCORRECTABLE")
+    assert list(gpu_lines([report, broken]))[-2:] == ["cuda:1 GPU 1", f"       {broken.problem}"]
+    assert [line for line in gpu_lines([report, broken]) if "peers" in line] == []
+
+
+def test_a_gpu_that_does_not_open_leaves_the_others(monkeypatch):
+    """Three GPUs of a driver without a GPU, of which the second one does not open."""
+    fake = FakeDriver(n_gpus=3)
+    monkeypatch.setattr(cuda_driver, "_bindings", lambda: fake)
+    monkeypatch.setattr(fake, "cuDevicePrimaryCtxRetain", lambda device: (1,) if device == 1 else (0, 100 + device), raising=False)
+    cuda_driver.open_gpu.cache_clear()
+    try:
+        first, second, third = machine.gpu_reports()
+    finally:
+        cuda_driver.open_gpu.cache_clear()
+    assert "cuDevicePrimaryCtxRetain failed" in second.problem and not first.problem and not third.problem
+    assert (first.capability, third.n_multiprocessors) == ("8.0", 10)
 
 
 @pytest.mark.parametrize(("error", "found"), [(None, "found"), (DeviceError("the CUDA driver does not start (X)"), "missing: the CUDA")])
