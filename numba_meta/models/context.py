@@ -18,8 +18,8 @@ from numba_meta.models.cache_memory import CacheMemory
 from numba_meta.models.cache_operations import CacheOperations, find_cache_layers
 from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
 from numba_meta.models.ranks import RankGroup, leaf_of_devices
-from numba_meta.models.recordings import SMALL_ROWS, Capacity, Logits, Recorder, Recording
-from numba_meta.models.step_shape import batch_shape, leaf_state
+from numba_meta.models.recordings import Capacity, Logits, Recorder, Recording
+from numba_meta.models.step_shape import SMALL_ROWS, batch_shape, leaf_state
 from numba_meta.models.transport import HostCacheOptions, Transport
 from numba_meta.models.weights import WeightPlan
 from numba_meta.models.windows import Window, WindowLayout, choose_window_shape, full_window, tight_window_shape

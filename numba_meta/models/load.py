@@ -22,7 +22,6 @@ from numba_meta.models.load_plan import LoadOptions, LoadPlan, beyond_training, 
 from numba_meta.models.model import Model
 from numba_meta.models.pull import resolve_model
 from numba_meta.models.ranks import RankGroup
-from numba_meta.models.recordings import SMALL_ROWS
 from numba_meta.models.weights import load_weights, plan_weights
 from numba_meta.quants import dequantize
 from numba_meta.split.rules import TensorFacts
@@ -156,14 +155,11 @@ def load_context(
         if progress:
             progress("loading", done, total)
 
-    ubatch_size = options.ubatch_size
-    if options.deterministic and not options.exact and device.kind == "cuda":
-        ubatch_size = min(ubatch_size, SMALL_ROWS)  # more rows are computed on tensor cores, whose bits differ
     try:
         with _told_of_compiling(progress):
             weights = load_weights(file, weight_leaves, weight_plan, device, report)
             context = Context(
-                build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, ubatch_size,
+                build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, plan.ubatch_size,
                 plan.host_cache,
                 options.deterministic,
                 group,

@@ -15,6 +15,7 @@ from numba_meta.models.arguments import file_path
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.kv_cache import CacheShape, plan_cache_shape
 from numba_meta.models.ranks import parse_rank_devices
+from numba_meta.models.step_shape import SMALL_ROWS
 from numba_meta.models.transport import HostCacheOptions
 from numba_meta.schedule.ranks import device_ranges
 from numba_meta.schedule.transport_plan import TransportOptions
@@ -51,7 +52,10 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The decisions of a load, for the devices of one process. `rank_devices[r]`: the numbers of rank r's devices among those of all."""
+    """The decisions of a load, for the devices of one process.
+
+    `rank_devices[r]`: the numbers of rank r's devices among those of all. `ubatch_size`: tokens of a step at most, the same on all ranks.
+    """
 
     specs: tuple[DeviceSpec, ...]
     n_threads: tuple[int, ...]
@@ -60,6 +64,7 @@ class LoadPlan:
     cache_types: tuple[DType, DType]
     host_cache: HostCacheOptions | None
     rank_devices: tuple[range, ...]
+    ubatch_size: int
 
 
 def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions, rank: int = 0, n_ranks: int = 1) -> LoadPlan:
@@ -76,8 +81,11 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size, host_cache is not None)
     proportions = parse_tensor_split(options.tensor_split, rank_devices[-1].stop)
     cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types, options.deterministic)
+    ubatch_size = options.ubatch_size
+    if options.deterministic and not options.exact and any(spec.kind == "cuda" for specs in by_rank for spec in specs):
+        ubatch_size = min(ubatch_size, SMALL_ROWS)  # a GPU computes more rows on tensor cores, whose bits differ
     n_threads = choose_threads(options.threads, len(specs)) if specs[0].kind == "cpu" else (1,) * len(specs)  # a GPU counts as one
-    return LoadPlan(specs, n_threads, cuts, shape, cache_types, host_cache, rank_devices)
+    return LoadPlan(specs, n_threads, cuts, shape, cache_types, host_cache, rank_devices, ubatch_size)
 
 
 def plan_devices(devices: str | Sequence[str], n_ranks: int = 1) -> tuple[tuple[DeviceSpec, ...], ...]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from numba_meta.models.context import Context
-from numba_meta.models.recordings import SMALL_ROWS
 from numba_meta.models.sampling import Sampler, SamplingOptions
+from numba_meta.models.step_shape import SMALL_ROWS
 from numba_meta.models.timings import Timings
 
 

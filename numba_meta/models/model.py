@@ -20,8 +20,9 @@ from numba_meta.models.context import Context
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.load_plan import LoadOptions, LoadPlan
 from numba_meta.models.loaded import LoadedModel
-from numba_meta.models.recordings import SMALL_ROWS, Capacity
+from numba_meta.models.recordings import Capacity
 from numba_meta.models.sampling import Sampler, SamplingOptions
+from numba_meta.models.step_shape import SMALL_ROWS
 from numba_meta.models.timings import Timings
 from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
 

@@ -119,7 +119,7 @@ def plan_transport_of_model(
     split = infer_splits(graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
     kernels = kernel_set(plan.specs[0].kind)
     step = plan_step(split, plan.n_threads, options.exact, _alignment(plan), kernels=kernels)
-    prompt_graph = smallest_graph(config, tensors, plan, options.ubatch_size)
+    prompt_graph = smallest_graph(config, tensors, plan, plan.ubatch_size)
     prompt_split = infer_splits(prompt_graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
     prompt = plan_step(prompt_split, plan.n_threads, options.exact, _alignment(plan), kernels=kernels)
     memory = _memory(plan, split, [a + b for a, b in zip(step.workspace.n_bytes, prompt.workspace.n_bytes, strict=True)])

@@ -16,6 +16,7 @@ from numba_meta.errors import OutOfMemoryError
 from numba_meta.kernels import kernel_set
 from numba_meta.memory.placement import round_up
 from numba_meta.memory.workspace import Workspace
+from numba_meta.models.step_shape import SMALL_ROWS
 from numba_meta.models.transport import Transport
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.infer import SplitGraph
@@ -26,7 +27,6 @@ from numba_meta.schedule.steps import RecordedStep, steps_of
 from numba_meta.schedule.transport_plan import TransportPlan
 from numba_meta.tensor import Role, Tensor
 
-SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and sequences may share one
 Logits = npt.NDArray[np.float32]
 
 

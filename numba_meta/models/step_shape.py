@@ -13,6 +13,8 @@ from numba_meta.split.policy import CutPlan
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Role, Tensor
 
+SMALL_ROWS = 16  # up to here a row's bits do not depend on its batch, and sequences may share one
+
 
 def batch_shape(
     cache: CacheShape,

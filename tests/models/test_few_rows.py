@@ -11,7 +11,8 @@ import pytest
 
 from numba_meta.models.context import Context
 from numba_meta.models.model import Model
-from numba_meta.models.recordings import SMALL_ROWS, Capacity
+from numba_meta.models.recordings import Capacity
+from numba_meta.models.step_shape import SMALL_ROWS
 
 
 class Steps(Context):

@@ -190,6 +190,15 @@ def test_ranks_may_be_of_different_kinds(llama_header: Header) -> None:
     assert plans[0].cuts == plans[1].cuts
 
 
+@pytest.mark.parametrize(
+    ("devices", "exact", "size"), [("cuda:0;cpu:0", False, 16), ("cuda:0;cpu:0", True, 64), ("cpu:0;cpu:0", False, 64)]
+)
+def test_ranks_take_steps_of_one_size(llama_header: Header, devices: str, exact: bool, size: int) -> None:
+    """Where bits may not depend on the batch, a GPU computes a prompt a few rows at a time, and all ranks with it."""
+    options = LoadOptions(devices=devices, deterministic=True, exact=exact, ubatch_size=64)
+    assert [plan_load(*llama_header, options, rank, 2).ubatch_size for rank in range(2)] == [size, size]
+
+
 def test_memory_of_a_gpu_is_its_own(llama_path: Path) -> None:
     """What the host has free says nothing of a GPU."""
     told = {devices: forecast(llama_path, [0], devices=devices, free_bytes=MIB) for devices in ("cpu:0", "cuda:0", "cuda:0?mem=400M")}
