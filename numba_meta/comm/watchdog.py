@@ -172,6 +172,7 @@ class Watchdog:
             if self.ending is not None and now >= self._unwind_until and not waits:
                 # Before the ranks are connected, a launcher's SIGTERM mostly follows from a reason that another rank has said.
                 known_elsewhere = self._handed_over or (self.ending.event.kind == "signal" and not self._peers)
+                self._tell({"event": vars(self.ending.event)})  # who has not decided yet would take this rank's end for the reason
                 self._end(replace(self.ending, speaks=self.ending.speaks and not known_elsewhere))
                 return
 

@@ -84,6 +84,18 @@ def test_a_closed_connection_is_a_rank_that_has_gone(make):
     assert ending.message.startswith("rank 2 (host2) has gone without a word") and not ending.speaks and ending.exit_status == 1
 
 
+def test_who_ends_with_others_says_so_first(make):
+    """Rank 2, which is slow to hear rank 1, does not take the end of rank 0 for the reason."""
+    first, slow = make(0, (1, 2)), make(2, (0, 1))
+    event = {"kind": "signal", "rank": 1, "host": "host1", "reason": "was told to end (SIGTERM)", "exit_status": 143}
+    first.far[1].send({"event": event})
+    assert first.ending().speaks and first.heard(2, "event") == event
+    slow.far[0].send({"event": event})
+    slow.far[0].socket.close()
+    ending = slow.ending()
+    assert (ending.event.rank, ending.exit_status, ending.speaks) == (1, 143, False)
+
+
 def test_the_next_rank_speaks_for_the_one_that_has_gone(make):
     rank = make(1, (0, 2))
     rank.far[0].socket.close()
