@@ -219,12 +219,14 @@ def test_kernels_are_told_before_a_process_ends(monkeypatch: pytest.MonkeyPatch)
     done: list[object] = []
     (communicator,) = build([FakeGpu()])
     watching = Watchdog(1, "here")
-    watching.before_exit += [lambda: done.append(1 / 0), communicator.abort, lambda: threading.Event().wait(20)]  # type: ignore[union-attr, list-item]
+    held = threading.Event()
+    watching.before_exit += [lambda: done.append(1 / 0), communicator.abort, lambda: held.wait(20)]  # type: ignore[union-attr, list-item]
     monkeypatch.setattr(os, "_exit", done.append)
     begin = time.monotonic()
     watching._end(Ending(Event("raised", 0, "there", "why"), "why", 7, speaks=False))
     assert done == [7] and time.monotonic() - begin < 5
     assert communicator._memory.host_words[0] == 1  # type: ignore[union-attr]
+    held.set()
     watching.stop()
 
 
