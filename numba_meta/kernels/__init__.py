@@ -34,11 +34,16 @@ class KernelSet:
         return f"<kernels of {self.kind} devices>"
 
 
+def in_simulator() -> bool:
+    """Whether Numba runs CUDA kernels in its simulator (NUMBA_ENABLE_CUDASIM)."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+
 @functools.cache
 def kernel_set(kind: str) -> KernelSet:
     """The kernels of `cpu` or `cuda` devices. Raises `DeviceError` for another kind, and for `cuda` in Numba's simulator."""
     if kind not in KINDS:
         raise DeviceError(f"there are no kernels for devices of kind {kind!r}; expected {' or '.join(KINDS)}")
-    if kind == "cuda" and os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
+    if kind == "cuda" and in_simulator():
         raise DeviceError("NUMBA_ENABLE_CUDASIM is set, and Numba's simulator runs no models, only single kernels; unset it")
     return KernelSet(kind)

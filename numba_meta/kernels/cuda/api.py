@@ -5,13 +5,13 @@ Compiling needs no GPU and no driver. Raises `DeviceError` where the package is 
 
 from __future__ import annotations
 
-import os
 import types as python_types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from numba_meta.errors import DeviceError
+from numba_meta.kernels import in_simulator
 
 try:
     import numba.cuda.dispatcher as _dispatcher
@@ -24,7 +24,7 @@ except (ImportError, OSError, AttributeError, RuntimeError) as error:  # not the
 
 __all__ = ["IS_SIMULATOR", "cgutils", "compile_ptx", "cuda", "device_function", "intrinsic", "types"]
 
-IS_SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+IS_SIMULATOR = in_simulator()
 
 _device_functions: list[Any] = []
 _compiled_for: tuple[int, int] | None = None

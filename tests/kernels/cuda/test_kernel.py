@@ -18,8 +18,6 @@ from numba_meta.kernels.cuda.copy import fill_zero
 from numba_meta.kernels.cuda.device import load_f32, load_i64, store_f32
 from numba_meta.kernels.cuda.kernel import CudaKernel, Float, Gpu, Int, Launch, Ptr, assemble, cuda_kernel
 
-ROOT = Path(__file__).parents[3]
-
 
 def one_thread_per_row(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
     return Launch((n_rows, 1, 1), (1, 1, 1), arguments["n"])
