@@ -109,12 +109,22 @@ def traced(case: Case, model: Model, n_steps: int) -> Sequence[StepTrace]:
     return list(timelines.traces)
 
 
+def compute_seconds(trace: StepTrace, device: int) -> float:
+    """What a device computed in a step, meetings with others included."""
+    timeline = trace.timeline()
+    streams = {(mark.device, mark.purpose): each.stream for each in trace.streams for mark in each.marks if isinstance(mark, Mark)}
+    return float(timeline.seconds(streams[device, "compute"], "attention", "compute", "meet"))
+
+
 def choose_links(case: Case, n_devices: int, ratio: float, link_shares: Sequence[float]) -> list[int]:
-    """Bytes per second of each device's link, so that the slowest one's copies take `ratio` times as long as a step without links."""
-    with prepared(case, ",".join(["cpu:0"] * n_devices), 1) as model:
+    """Bytes per second of each device's link, so that the slowest one's copies take `ratio` times as long as what the devices compute.
+
+    That is taken from traced steps of the ordered path: whole steps without links would tell of threads that wait for a core as well.
+    """
+    with prepared(case, ",".join(["cpu:0"] * n_devices), 0) as model:
         one_step(case, model)
-        compute = case.typical([one_step(case, model) for _ in range(32)])
-        n_bytes = model.transport.stats["early_bytes"]
+        compute = case.typical([max(compute_seconds(trace, j) for j in range(n_devices)) for trace in traced(case, model, 32)])
+        n_bytes = model.transport.stats["late_bytes"]
     slowest = max(n / share for n, share in zip(n_bytes, link_shares, strict=False))
     return [round(slowest / (ratio * compute) * share) for share, _ in zip(link_shares, n_bytes, strict=False)]
 
