@@ -51,7 +51,7 @@ MIXED = (
 CASES = {
     "mixed": Case(MIXED, half_units=24),
     "split": Case(MIXED, half_units=24, split_units=8),
-    "late": Case((Call(8), Call(8, blocks=2), Call(8)), limit_seconds=0.5, absent_in={1: (1,), 2: (1,)}),
+    "late": Case((Call(8), Call(8, blocks=2), Call(8)), limit_seconds=2.0, absent_in={1: (1,), 2: (1,)}),
     "aborted": Case((Call(8), Call(8, blocks=2), Call(8)), aborts_after=1, absent_in={1: (1,), 2: (1,)}),
 }
 

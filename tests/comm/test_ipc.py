@@ -75,7 +75,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(name: str, reason:
     alone, other = simulate(2, name, tmp_path)
     assert alone["error"] == 1 << 8 | reason and other["error"] == 0
     assert alone["arr_0"].tobytes() == other["arr_0"].tobytes() and len(alone["seconds"]) == 3
-    assert alone["seconds"][2] < (0.4 if name == "late" else 5)
+    assert alone["seconds"][2] < (1.5 if name == "late" else 5)
 
 
 def test_launches_depend_on_nothing_that_differs_between_ranks() -> None:

@@ -128,17 +128,17 @@ def test_a_cause_that_arrives_a_moment_later_counts(make):
 
 def test_silence_is_noticed_and_heartbeats_keep_a_slow_rank_alive(make, monkeypatch):
     monkeypatch.setattr(watchdog_module, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(watchdog_module, "SILENCE_SECONDS", 0.8)
+    monkeypatch.setattr(watchdog_module, "SILENCE_SECONDS", 2.0)
     rank = make(0, (1, 2))
     begin = time.monotonic()
-    while time.monotonic() - begin < 1.5 and not rank.endings:
+    while time.monotonic() - begin < 2.7 and not rank.endings:
         rank.far[1].send({"beat": True})
         if time.monotonic() - begin < 1.0:
             rank.far[2].send({"beat": True})
         assert rank.heard(1, "beat")
     ending = rank.ending()
     assert ending.message.startswith("rank 2 (host2) sent no sign of life for")
-    assert time.monotonic() - begin > 1.7  # 0.8 after its last one
+    assert time.monotonic() - begin > 2.9  # 2 after its last one
 
 
 def test_a_good_end_waits_for_all(make):
@@ -279,25 +279,24 @@ def test_sigterm_ends_a_process_wherever_it_is(where):
     assert stderr == ""  # nobody else is there: who sent the signal knows
 
 
-def test_a_rank_that_was_told_to_end_lets_the_speaker_go_first(make):
-    """The speaker decides as soon, and the launcher, which ends all once one has ended, sees the speaker's end."""
+def test_a_rank_that_was_told_to_end_lets_the_speaker_go_first(make, monkeypatch):
+    """The speaker decides without gathering, and the launcher, which ends all once one has ended, sees the speaker's end."""
+    monkeypatch.setattr(watchdog_module, "GATHER_SECONDS", 60.0)
+    monkeypatch.setattr(watchdog_module, "SPEAKER_SECONDS", 60.0)
     events = {"kind": "signal", "rank": 1, "host": "host1", "reason": "was told to end (SIGTERM)", "exit_status": 143}
     first, second = make(0, (1,)), make(1, (0,))
-    begin = time.monotonic()
     first.far[1].send({"event": events})
     second.far[0].send({"event": events})
-    assert first.ending().speaks and time.monotonic() - begin < watchdog_module.GATHER_SECONDS
+    assert first.ending().speaks
     assert not second.ended.is_set()
     second.far[0].socket.close()
     assert not second.ending().speaks
-    assert time.monotonic() - begin < watchdog_module.SPEAKER_SECONDS
 
 
-def test_a_silent_rank_waits_until_the_speaker_has_ended(make):
+def test_a_silent_rank_waits_until_the_speaker_has_ended(make, monkeypatch):
+    monkeypatch.setattr(watchdog_module, "SPEAKER_SECONDS", 60.0)
     rank = make(1, (0,))
-    begin = time.monotonic()
     rank.far[0].send({"event": {"kind": "raised", "rank": 0, "host": "host0", "reason": "x", "exit_status": 1}})
     assert not rank.ended.wait(watchdog_module.GATHER_SECONDS + 0.6)
     rank.far[0].socket.close()
     assert not rank.ending().speaks
-    assert time.monotonic() - begin < watchdog_module.SPEAKER_SECONDS
