@@ -1,7 +1,7 @@
 """The communicator `nccl`: NVIDIA's library through nccl4py, for ranks that have a GPU each; its unique id travels through the exchange.
 
 A reduction is recorded where it runs: NCCL's kernels become part of a step's graph. Its order of addition is its own, the same on all
-ranks. The packages (`numba-meta[nccl]`) are imported at first use.
+ranks. The packages (`numba-meta[nccl13]`, `numba-meta[nccl12]`) are imported at first use.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def import_nccl() -> Any:
         nccl.get_version()
     except Exception as error:  # of the package, its binary or the library: whatever it is, ranks reduce with something else
         told = " ".join(str(error).split()) or type(error).__name__
-        raise RankError(f"NCCL is not installed ({told}); install numba-meta[nccl]") from None
+        raise RankError(f"NCCL is not installed ({told}); install numba-meta[nccl13], or [nccl12] beside cuda12") from None
     return nccl
 
 

@@ -11,6 +11,7 @@ import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +66,26 @@ def _name(driver: Any, status: Any) -> str:
         return str(status)
 
 
+_whose: ContextVar[str] = ContextVar("_whose", default="")
+
+
+@contextmanager
+def _calls_for(index: int) -> Iterator[None]:
+    """Calls inside that fail say which GPU they were for."""
+    before = _whose.set(f"cuda:{index}: ")
+    try:
+        yield
+    finally:
+        _whose.reset(before)
+
+
 def call(what: str, *arguments: Any) -> Any:
-    """A function of the driver by name; what it returns beside the status. Raises `DeviceError` that names the call."""
+    """A function of the driver by name; what it returns beside the status. Raises `DeviceError` that names the GPU and the call."""
     driver = _bindings()
     status, *results = getattr(driver, what)(*arguments)
     if int(status) != 0:
         kind = OutOfMemoryError if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY) else DeviceError
-        raise kind(f"{what} failed: {_name(driver, status)}")
+        raise kind(f"{_whose.get()}{what} failed: {_name(driver, status)}")
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -96,6 +110,10 @@ class GpuContext:
         if not 0 <= index < count:
             there = f"this machine has {count}" if count else "this machine has none"
             raise DeviceError(f"there is no GPU cuda:{index}; {there} (numbered from 0)")
+        with _calls_for(index):
+            self._open(index)
+
+    def _open(self, index: int) -> None:
         self._device = call("cuDeviceGet", index)
         attribute = _bindings().CUdevice_attribute
 
@@ -120,11 +138,12 @@ class GpuContext:
     @contextmanager
     def current(self) -> Iterator[None]:
         """This GPU's context for the calls inside."""
-        call("cuCtxPushCurrent", self.handle)
-        try:
-            yield
-        finally:
-            call("cuCtxPopCurrent")
+        with _calls_for(self.facts.index):
+            call("cuCtxPushCurrent", self.handle)
+            try:
+                yield
+            finally:
+                call("cuCtxPopCurrent")
 
     @functools.cached_property
     def records_early_launches(self) -> bool:
@@ -276,8 +295,8 @@ class GpuContext:
         library = ctypes.CDLL(DRIVER_LIBRARY)
         with self.current():
             status = library.cuLaunchHostFunc(ctypes.c_void_p(stream), ctypes.c_void_p(function), None)
-        if status != 0:
-            raise DeviceError(f"cuLaunchHostFunc failed: {_name(_bindings(), _bindings().CUresult(status))}")
+            if status != 0:
+                raise DeviceError(f"{_whose.get()}cuLaunchHostFunc failed: {_name(_bindings(), _bindings().CUresult(status))}")
 
     # ---- kernels -----------------------------------------------------------------------------------------------------------------------
 

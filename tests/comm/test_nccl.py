@@ -167,7 +167,7 @@ def test_without_the_packages_it_is_not_offered(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(importlib, "import_module", absent)
     obstacle = NcclFactory(FakeGpu()).obstacle(SoloWorld())  # type: ignore[arg-type]
-    assert obstacle == "NCCL is not installed (No module named 'nccl.bindings.nccl'); install numba-meta[nccl]"
+    assert obstacle == "NCCL is not installed (No module named 'nccl.bindings.nccl'); install numba-meta[nccl13], or [nccl12] beside cuda12"
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -221,7 +221,7 @@ def test_a_package_that_does_not_load(error: Exception, monkeypatch: pytest.Monk
         raise error
 
     monkeypatch.setattr("numba_meta.comm.nccl.importlib.import_module", fail)
-    with pytest.raises(RankError, match=r"NCCL is not installed \(.+\); install numba-meta\[nccl\]") as caught:
+    with pytest.raises(RankError, match=r"NCCL is not installed \(.+\); install numba-meta\[nccl13\]") as caught:
         import_nccl()
     assert "\n" not in str(caught.value)
 

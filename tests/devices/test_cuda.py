@@ -68,16 +68,18 @@ def test_bytes_go_there_and_come_back(driver: FakeDriver) -> None:
         assert np.array_equal(piece.read(7, 100), data) and not piece.read(107, 893).any()
 
 
-@pytest.mark.parametrize("call", ("cuMemsetD8", "cuStreamCreate", "cuMemHostAlloc", "cuMemcpyDtoH"))
-def test_an_error_names_the_call(call: str, driver: FakeDriver) -> None:
-    with open_devices("cuda:0") as meta:
+CALLS = ("cuDevicePrimaryCtxRetain", "cuMemGetInfo", "cuMemsetD8", "cuStreamCreate", "cuMemHostAlloc", "cuMemcpyDtoH")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_error_names_the_gpu_and_the_call(call: str, driver: FakeDriver) -> None:
+    driver.fails[call] = INVALID_VALUE
+    with pytest.raises(DeviceError, match=f"^cuda:1: {call} failed: CUDA_ERROR_INVALID_VALUE$"), open_devices("cuda:1") as meta:
         device = meta.devices[0]
         assert isinstance(device, CudaDevice)
-        driver.fails[call] = INVALID_VALUE
-        with pytest.raises(DeviceError, match=f"^{call} failed: CUDA_ERROR_INVALID_VALUE$"):
-            device.allocate(10, "x").read(0, 10)
-            device.stream()
-            device.pinned(10)
+        device.allocate(10, "x").read(0, 10)
+        device.stream()
+        device.pinned(10)
 
 
 def test_memory_that_the_driver_does_not_give(driver: FakeDriver) -> None:
