@@ -30,7 +30,7 @@ from command_line import count, listed, one_of, run_main
 
 import numba_meta as nm
 from numba_meta.dtypes import BY_NAME, CACHE_TYPES, DType
-from numba_meta.kernels.cuda import packed
+from numba_meta.kernels.cuda import packing
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.recordings import Capacity
 
@@ -88,7 +88,7 @@ def write_header(path: Path, shape: str, type_name: str) -> None:
 @contextmanager
 def random_weights() -> Iterator[None]:
     """Files give random blocks instead of their own bytes."""
-    raw, pack = GGUFFile.raw, packed.pack
+    raw, pack = GGUFFile.raw, packing.pack
     rng = np.random.default_rng(0)
     pools: dict[tuple[str, int], np.ndarray] = {}
     known: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
@@ -112,11 +112,11 @@ def random_weights() -> Iterator[None]:
         rows = pools[key].view(np.uint8).reshape(512, -1)
         return np.resize(rows, (n, rows.shape[1]))
 
-    GGUFFile.raw, packed.pack = pooled, packed_once  # type: ignore[method-assign]
+    GGUFFile.raw, packing.pack = pooled, packed_once  # type: ignore[method-assign]
     try:
         yield
     finally:
-        GGUFFile.raw, packed.pack = raw, pack  # type: ignore[method-assign]
+        GGUFFile.raw, packing.pack = raw, pack  # type: ignore[method-assign]
 
 
 def fill(model: nm.Model, n_tokens: int, context: Any = None) -> None:

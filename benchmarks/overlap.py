@@ -26,7 +26,7 @@ import numba_meta as nm
 from numba_meta.models.model import Model
 from numba_meta.models.recordings import Capacity
 from numba_meta.schedule.bound import step_bound_devices
-from numba_meta.schedule.lower import Call
+from numba_meta.schedule.calls import Call
 from numba_meta.schedule.trace import Mark, StepTrace
 from numba_meta.schedule.virtual_clock import Link
 from numba_meta.schedule.virtual_step import step_loads

@@ -16,7 +16,7 @@ from numba_meta.tensor import Tensor
 if TYPE_CHECKING:
     from numba_meta.models.model import Model
     from numba_meta.models.plan import ModelPlan
-    from numba_meta.schedule.lower import Call
+    from numba_meta.schedule.calls import Call
 
 _HEADER = ("device", "threads", "weights", "KV cache", "KV share", "workspace")
 

@@ -100,4 +100,4 @@ def _load_piece(file: GGUFFile, leaf: Tensor, state: SplitState, device: int, ou
     else:
         piece = np.empty((n_out, info.dtype.row_bytes(k)), np.uint8)
         copy_piece_rows(raw, info.shape, info.dtype, state, device, piece)
-    kernels.packed.pack(piece, info.dtype, out)
+    kernels.packing.pack(piece, info.dtype, out)

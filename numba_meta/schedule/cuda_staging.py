@@ -13,7 +13,7 @@ from itertools import compress
 
 from numba_meta.errors import PlacementError
 from numba_meta.memory.placement import round_up
-from numba_meta.schedule.lower import AddressList
+from numba_meta.schedule.calls import AddressList
 from numba_meta.schedule.plan import DevicePlan
 from numba_meta.tensor import Tensor
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from numba_meta.schedule.lower import AddressList, Call, Place, storage_of
+from numba_meta.schedule.calls import AddressList, Call, Place, storage_of
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,58 +12,16 @@ from numba_meta.dtypes import F32, DType
 from numba_meta.errors import ShapeError
 from numba_meta.ops import operation
 from numba_meta.ops.lowering import Constant, Kernel, Scratch
+from numba_meta.schedule.calls import AddressList, Call, Offset, Peer, Place
 from numba_meta.schedule.localize import DeviceGraph
+from numba_meta.schedule.lower_ranks import RankLowering
+from numba_meta.schedule.lower_transport import Link, TransportLowering
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
     from numba_meta.kernels import KernelSet
     from numba_meta.schedule.infer import SplitGraph
-    from numba_meta.schedule.lower_transport import Link
     from numba_meta.schedule.ranks import Ranks
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A tensor of another device's graph, which a collective reads."""
-
-    device: int
-    tensor: Tensor
-
-
-@dataclass(eq=False)
-class AddressList:
-    """The addresses of several devices' tensors, as an int64 array that is filled when the step is bound."""
-
-    peers: tuple[Peer, ...]
-
-
-Place = Tensor | Scratch | Constant | Peer | AddressList
-
-
-@dataclass(frozen=True)
-class EventName:
-    """A point in one stream of a device that another stream of it waits for; once a step."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """One kernel with its arguments. Places stand for their addresses. `meets`: all devices wait for each other here.
-
-    `records`, `waits`: nothing is computed, an event is recorded or waited for. `max_rows`: how many rows can be live at most, where the
-    kernel reads how many are (`n_rows`).
-    """
-
-    kernel: Kernel | None  # None: only a meeting or an event
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    reads: tuple[Place, ...] = ()
-    writes: tuple[Place, ...] = ()
-    meets: bool = False
-    records: EventName | None = None
-    waits: EventName | None = None
-    node: str = ""
-    max_rows: int = 1
 
 
 class DeviceLowering:
@@ -82,9 +39,6 @@ class DeviceLowering:
         link: Link | None = None,
         over_ranks: tuple[Ranks, SplitGraph] | None = None,
     ) -> None:
-        from numba_meta.schedule.lower_ranks import RankLowering
-        from numba_meta.schedule.lower_transport import Link, TransportLowering
-
         self.exact = exact
         self.n_threads = n_threads
         self.kernels = kernels
@@ -274,21 +228,6 @@ class DeviceLowering:
     def is_used(self, tensor: Tensor) -> bool:
         """Whether this device computes with a tensor, or the host reads it here (outputs are read from the first device)."""
         return tensor in self._consumed or (self.device == 0 and tensor in self._own.graph.outputs)
-
-
-@dataclass(frozen=True)
-class Offset:
-    """An address some bytes into a place."""
-
-    place: Place
-    n_bytes: int
-
-
-def storage_of(place: Place | Offset) -> Place:
-    """The place that owns the bytes."""
-    if isinstance(place, Offset):
-        return storage_of(place.place)
-    return place.storage if isinstance(place, Tensor) else place
 
 
 def _offset(tensor: Tensor, first: Sequence[int], i2: int, i3: int) -> int:

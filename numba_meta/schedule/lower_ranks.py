@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numba_meta.schedule.lower import AddressList, Peer, Place
+from numba_meta.schedule.calls import AddressList, Peer, Place
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:

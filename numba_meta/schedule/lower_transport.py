@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from numba_meta.errors import PlacementError
-from numba_meta.schedule.lower import Call, EventName
+from numba_meta.schedule.calls import Call, EventName
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:

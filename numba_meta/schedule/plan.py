@@ -10,10 +10,11 @@ from numba_meta.kernels import KernelSet, kernel_set
 from numba_meta.memory.layout import Request
 from numba_meta.memory.workspace import WorkspacePlan, plan_workspace
 from numba_meta.ops.lowering import Scratch
+from numba_meta.schedule.calls import Call, EventName, Peer, Place, storage_of
 from numba_meta.schedule.fuse import fuse
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.localize import DeviceGraph, localize
-from numba_meta.schedule.lower import Call, DeviceLowering, EventName, Peer, Place, storage_of
+from numba_meta.schedule.lower import DeviceLowering
 from numba_meta.schedule.lower_transport import Link
 from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.transport_plan import TransportPlan

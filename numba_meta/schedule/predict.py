@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from numba_meta.errors import UsageError
 from numba_meta.schedule.bound import DeviceLoad
-from numba_meta.schedule.lower import Call
+from numba_meta.schedule.calls import Call
 from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.trace import WindowSizes
 from numba_meta.schedule.virtual_clock import Link

@@ -10,7 +10,7 @@ import numpy as np
 
 from numba_meta.errors import PlacementError
 from numba_meta.ops.lowering import Constant, Scratch
-from numba_meta.schedule.lower import AddressList, Offset, Peer
+from numba_meta.schedule.calls import AddressList, Offset, Peer
 from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.transport_plan import TransportPlan
 from numba_meta.schedule.transport_slots import Ring

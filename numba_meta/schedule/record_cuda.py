@@ -24,9 +24,9 @@ from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cuda.kernel import CudaArguments, CudaKernel, Launch
 from numba_meta.ops.lowering import Constant
+from numba_meta.schedule.calls import AddressList, Call, EventName
 from numba_meta.schedule.cuda_staging import plan_staging
 from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows
-from numba_meta.schedule.lower import AddressList, Call, EventName
 from numba_meta.schedule.ranks import StreamCall, StreamWork
 from numba_meta.schedule.record import Binder
 from numba_meta.schedule.trace import is_delivery, is_write_back

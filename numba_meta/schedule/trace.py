@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from numba_meta.schedule.lower import Call
+from numba_meta.schedule.calls import Call
 from numba_meta.schedule.plan import INPUTS_THERE
 from numba_meta.schedule.timeline import Span, Timeline
 from numba_meta.tensor import Role, Tensor

@@ -13,7 +13,7 @@ from statistics import median
 
 from numba_meta.errors import UsageError
 from numba_meta.schedule.bound import DeviceLoad, Seconds
-from numba_meta.schedule.lower import Call, EventName
+from numba_meta.schedule.calls import Call, EventName
 from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.timeline import Timeline
 from numba_meta.schedule.trace import Mark, StepTrace, WindowSizes, copy_bytes, is_delivery, is_write_back, kind_of

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.dtypes import F16, F32, I32, I64
-from numba_meta.kernels.cpu.packed import pack, packed_bytes
+from numba_meta.kernels.cpu.packed import packed_bytes
+from numba_meta.kernels.cpu.packing import pack
 from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.record import Binder, InputBlock
 from numba_meta.tensor import Role, Tensor

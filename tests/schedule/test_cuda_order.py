@@ -18,8 +18,8 @@ from numba_meta.models import gemma3, llama
 from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.transport import deliveries_of
 from numba_meta.ops.transport import WindowShape
+from numba_meta.schedule.calls import Call
 from numba_meta.schedule.infer import infer_splits
-from numba_meta.schedule.lower import Call
 from numba_meta.schedule.plan import StepPlan, plan_step
 from numba_meta.schedule.ranks import Ranks
 from numba_meta.schedule.record_cuda import in_order

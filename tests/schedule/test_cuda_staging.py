@@ -8,8 +8,8 @@ import pytest
 from schedule.test_cuda_order import cuda_plan
 
 from numba_meta.errors import PlacementError
+from numba_meta.schedule.calls import AddressList
 from numba_meta.schedule.cuda_staging import ALIGNMENT, Staging, plan_staging
-from numba_meta.schedule.lower import AddressList
 from numba_meta.schedule.plan import StepPlan
 
 LINKS = {

@@ -15,9 +15,9 @@ from numba_meta.kernels import kernel_set
 from numba_meta.models.recordings import Capacity
 from numba_meta.ops import attention, layout, matmul
 from numba_meta.ops.lowering import Constant
+from numba_meta.schedule.calls import Call, Peer, storage_of
 from numba_meta.schedule.fuse import fuse
 from numba_meta.schedule.infer import infer_splits
-from numba_meta.schedule.lower import Call, Peer, storage_of
 from numba_meta.schedule.plan import StepPlan, plan_step, read_elsewhere
 from numba_meta.split.state import MIRRORED, split
 from numba_meta.tensor import Role, Rows, Tensor

@@ -15,8 +15,8 @@ from numba_meta.dtypes import F32, I32, I64, Q4_0
 from numba_meta.errors import ShapeError
 from numba_meta.graph import Graph
 from numba_meta.ops import attention, concat, elementwise, layout, matmul, norm, rows, unary
+from numba_meta.schedule.calls import AddressList, Offset, Peer, Scratch
 from numba_meta.schedule.infer import infer_splits
-from numba_meta.schedule.lower import AddressList, Offset, Peer, Scratch
 from numba_meta.schedule.plan import StepPlan, plan_step, storage_of
 from numba_meta.split.state import MIRRORED, SplitState, split
 from numba_meta.tensor import Role, Rows, Tensor

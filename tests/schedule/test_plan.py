@@ -12,8 +12,8 @@ from numba_meta.graph import Graph
 from numba_meta.memory.layout import max_live_bytes
 from numba_meta.ops import elementwise, matmul, unary
 from numba_meta.schedule import plan as planning
+from numba_meta.schedule.calls import AddressList, Call, Constant, Peer, Place, Scratch
 from numba_meta.schedule.infer import infer_splits
-from numba_meta.schedule.lower import AddressList, Call, Constant, Peer, Place, Scratch
 from numba_meta.schedule.plan import StepPlan, plan_step, storage_of
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState, split
 from numba_meta.tensor import Role, Tensor

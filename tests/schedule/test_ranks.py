@@ -9,8 +9,8 @@ from schedule.model_graphs import ModelGraph
 
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cpu.mpi import mpi_all_reduce, mpi_gather_columns
+from numba_meta.schedule.calls import Call, Peer
 from numba_meta.schedule.infer import infer_splits
-from numba_meta.schedule.lower import Call, Peer
 from numba_meta.schedule.plan import StepPlan, plan_step, storage_lifetimes
 from numba_meta.schedule.ranks import Ranks, device_ranges
 

@@ -22,8 +22,8 @@ from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.transport import deliveries_of
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.bound import step_bound_devices
+from numba_meta.schedule.calls import Call
 from numba_meta.schedule.infer import infer_splits
-from numba_meta.schedule.lower import Call
 from numba_meta.schedule.plan import StepPlan, plan_step
 from numba_meta.schedule.trace import Mark, StepTrace, is_delivery, is_write_back, kind_of, label_of
 from numba_meta.schedule.transport_plan import DeviceFacts, TransportOptions, plan_transport

@@ -16,7 +16,7 @@ from transport.hazards import is_delivery, patched, pause_call
 from numba_meta.models import windows
 from numba_meta.models.windows import Window, WindowLayout
 from numba_meta.ops.rows import SetRows
-from numba_meta.schedule.lower import Call, Offset
+from numba_meta.schedule.calls import Call, Offset
 from numba_meta.schedule.lower_transport import TransportLowering
 from numba_meta.schedule.record import Binder
 from numba_meta.tensor import Tensor

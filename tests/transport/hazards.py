@@ -13,7 +13,8 @@ from unittest import mock
 
 import numpy as np
 
-from numba_meta.schedule.lower import Call, Constant, DeviceLowering
+from numba_meta.schedule.calls import Call, Constant
+from numba_meta.schedule.lower import DeviceLowering
 from numba_meta.schedule.lower_transport import TransportLowering
 from numba_meta.tensor import Tensor
 

@@ -23,8 +23,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError
@@ -126,19 +124,3 @@ def activation_row_bytes(fmt: str, k: int) -> int:
     if k % BLOCK:
         raise ShapeError(f"a row of {k} activations cannot be quantized; expected a multiple of {BLOCK}")
     return k // BLOCK * ACTIVATION_BLOCK_BYTES
-
-
-def pack(raw: np.ndarray, dtype: DType, out: np.ndarray | int) -> None:
-    """Packs weights `raw` (uint8 `[n_out, row_bytes]`, rows at any stride, as in a GGUF file) into `out` (an array or an address).
-
-    `out` must hold `packed_bytes` bytes; every one of them is written. To share the work among threads use `pack_kernel`.
-    """
-    from numba_meta.kernels.cpu.packing import pack_kernel
-
-    if raw.dtype != np.uint8 or raw.ndim != 2 or raw.shape[1] % dtype.block_bytes or (raw.size and raw.strides[1] != 1):
-        raise ShapeError(f"cannot pack {raw.dtype} {raw.shape} as {dtype}; expected uint8 rows of blocks of {dtype.block_bytes} bytes")
-    n_out, k = raw.shape[0], raw.shape[1] // dtype.block_bytes * dtype.block_size
-    needed = packed_bytes(dtype, n_out, k)
-    if isinstance(out, np.ndarray) and (out.nbytes < needed or not out.flags.c_contiguous):
-        raise ShapeError(f"cannot pack into {out.nbytes} bytes; expected {needed} contiguous ones")
-    pack_kernel(dtype)(w=raw, row_stride=raw.strides[0], n_out=n_out, k=k, out=out)

@@ -11,13 +11,28 @@ import numpy as np
 from numba import njit
 
 from numba_meta.dtypes import DType
+from numba_meta.errors import ShapeError
 from numba_meta.kernels.cpu.kernel import CpuKernel, Int, Ptr
-from numba_meta.kernels.cpu.packed import FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout, tile_bytes
+from numba_meta.kernels.cpu.packed import FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout, packed_bytes, tile_bytes
 from numba_meta.kernels.cpu.packing_sources import SOURCES, Source
 from numba_meta.kernels.cpu.simd import LANES, store_i32, store_i64, store_u8, store_u16
 from numba_meta.kernels.cpu.simd_int8 import load_half_bits, load_quad
+from numba_meta.kernels.quant_fields import extent_of
 
 _LOW4, _LOW2, _LOW1 = 0x0F0F0F0F, 0x03030303, 0x01010101
+
+
+def pack(raw: np.ndarray, dtype: DType, out: np.ndarray | int) -> None:
+    """Packs weights `raw` (uint8 `[n_out, row_bytes]`, rows at any stride, as in a GGUF file) into `out` (an array or an address).
+
+    `out` must hold `packed_bytes` bytes; every one of them is written. Raises `ShapeError`. To share the work among threads use
+    `pack_kernel`.
+    """
+    n_out, k = extent_of(raw, dtype)
+    needed = packed_bytes(dtype, n_out, k)
+    if isinstance(out, np.ndarray) and (out.nbytes < needed or not out.flags.c_contiguous):
+        raise ShapeError(f"cannot pack into {out.nbytes} bytes; expected {needed} contiguous ones")
+    pack_kernel(dtype)(w=raw, row_stride=raw.strides[0], n_out=n_out, k=k, out=out)
 
 
 @functools.cache

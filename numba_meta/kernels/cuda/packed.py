@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError
@@ -152,19 +150,3 @@ def activation_row_bytes(fmt: str, k: int) -> int:
     if k % BLOCK:
         raise ShapeError(f"a row of {k} activations cannot be quantized; expected a multiple of {BLOCK}")
     return round_up_16(k + k // BLOCK * ACTIVATION_META_BYTES)
-
-
-def pack(raw: np.ndarray, dtype: DType, out: np.ndarray) -> None:
-    """Packs weights `raw` (uint8 `[n_out, row_bytes]`, rows at any stride, as in a GGUF file) into `out`, uint8, on the host.
-
-    `out` must hold `packed_bytes` bytes; every one of them is written. Raises `ShapeError`.
-    """
-    from numba_meta.kernels.cuda.packing import pack_rows
-
-    if raw.dtype != np.uint8 or raw.ndim != 2 or raw.shape[1] % dtype.block_bytes or (raw.size and raw.strides[1] != 1):
-        raise ShapeError(f"cannot pack {raw.dtype} {raw.shape} as {dtype}; expected uint8 rows of blocks of {dtype.block_bytes} bytes")
-    n_out, k = raw.shape[0], raw.shape[1] // dtype.block_bytes * dtype.block_size
-    needed = packed_bytes(dtype, n_out, k)
-    if out.dtype != np.uint8 or out.nbytes < needed or not out.flags.c_contiguous:
-        raise ShapeError(f"cannot pack into {out.nbytes} bytes of {out.dtype}; expected {needed} contiguous ones of uint8")
-    pack_rows(raw, dtype, out.reshape(-1)[:needed])

@@ -13,7 +13,9 @@ import numpy as np
 
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
-from numba_meta.kernels.cuda.packed import BLOCK, FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout, planes, round_up_16
+from numba_meta.errors import ShapeError
+from numba_meta.kernels.cuda.packed import BLOCK, FLOAT_TYPES, QUANT_LAYOUTS, QuantLayout, packed_bytes, planes, round_up_16
+from numba_meta.kernels.quant_fields import extent_of
 from numba_meta.quants import split_blocks
 
 _CHUNK_ELEMENTS = 1 << 18  # intermediate arrays that stay in the cache
@@ -31,6 +33,18 @@ class PlaneArrays:
     def rows(self, part: slice) -> PlaneArrays:
         """Views of some of the rows."""
         return PlaneArrays(self.quants[part], self.high[part], self.scales[part], self.heads[part])
+
+
+def pack(raw: np.ndarray, dtype: DType, out: np.ndarray) -> None:
+    """Packs weights `raw` (uint8 `[n_out, row_bytes]`, rows at any stride, as in a GGUF file) into `out`, uint8, on the host.
+
+    `out` must hold `packed_bytes` bytes; every one of them is written. Raises `ShapeError`.
+    """
+    n_out, k = extent_of(raw, dtype)
+    needed = packed_bytes(dtype, n_out, k)
+    if out.dtype != np.uint8 or out.nbytes < needed or not out.flags.c_contiguous:
+        raise ShapeError(f"cannot pack into {out.nbytes} bytes of {out.dtype}; expected {needed} contiguous ones of uint8")
+    pack_rows(raw, dtype, out.reshape(-1)[:needed])
 
 
 def pack_rows(raw: np.ndarray, dtype: DType, out: np.ndarray) -> None:

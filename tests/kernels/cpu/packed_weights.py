@@ -9,7 +9,7 @@ import numpy as np
 
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
-from numba_meta.kernels.cpu import packed
+from numba_meta.kernels.cpu import packed, packing
 from numba_meta.kernels.cpu.kernel import CpuKernel
 from numba_meta.kernels.cpu.quantize import quantize_kernel
 from numba_meta.quants import dequantize
@@ -76,7 +76,7 @@ def make_weights(dtype: DType, n_out: int, k: int, rng: np.random.Generator) -> 
 
 def pack_weights(dtype: DType, n_out: int, k: int, raw: np.ndarray) -> Weights:
     out = Guarded(1, packed.packed_bytes(dtype, n_out, k))
-    packed.pack(raw, dtype, out.address)
+    packing.pack(raw, dtype, out.address)
     return Weights(dtype, n_out, k, raw, dequantize(raw, dtype), out.read()[0])
 
 

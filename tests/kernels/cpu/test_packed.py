@@ -11,7 +11,7 @@ from kernels.cpu.packed_weights import Guarded, Weights, make_weights, pack_weig
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError
-from numba_meta.kernels.cpu import packed
+from numba_meta.kernels.cpu import packed, packing
 from numba_meta.kernels.cpu.get_rows import get_rows_kernel
 from numba_meta.kernels.cpu.isa import Isa
 from numba_meta.kernels.cpu.packing import pack_kernel
@@ -126,9 +126,9 @@ def test_packed_bytes_are_whole_tiles_and_near_the_file(dtype: DType, n_out: int
         (lambda: packed.packed_bytes(dtypes.Q4_K, 16, 288), "288 elements do not fill blocks of q4_k"),
         (lambda: packed.packed_bytes(dtypes.I32, 16, 32), "i32 is no type of weights"),
         (lambda: packed.activation_row_bytes("q8", 33), "33 activations cannot be quantized"),
-        (lambda: packed.pack(np.zeros((2, 35), np.uint8), dtypes.Q8_0, np.zeros(9999, np.uint8)), "expected uint8"),
-        (lambda: packed.pack(np.zeros((2, 34), np.uint8), dtypes.Q8_0, np.zeros(543, np.uint8)), "expected 544"),
-        (lambda: packed.pack(np.zeros((2, 68), np.uint8)[:, ::2], dtypes.Q8_0, np.zeros(544, np.uint8)), "expected uint8"),
+        (lambda: packing.pack(np.zeros((2, 35), np.uint8), dtypes.Q8_0, np.zeros(9999, np.uint8)), "expected uint8"),
+        (lambda: packing.pack(np.zeros((2, 34), np.uint8), dtypes.Q8_0, np.zeros(543, np.uint8)), "expected 544"),
+        (lambda: packing.pack(np.zeros((2, 68), np.uint8)[:, ::2], dtypes.Q8_0, np.zeros(544, np.uint8)), "expected uint8"),
     ],
 )
 def test_wrong_shapes_are_one_clear_line(call, words: str) -> None:

@@ -115,9 +115,9 @@ def test_rows_of_activations_begin_at_multiples_of_16_bytes(n_blocks: int) -> No
         (lambda: packed.packed_bytes(dtypes.Q4_K, 16, 288), "288 elements do not fill blocks of q4_k"),
         (lambda: packed.packed_bytes(dtypes.I32, 16, 32), "i32 is no type of weights"),
         (lambda: packed.activation_row_bytes("q8", 33), "33 activations cannot be quantized"),
-        (lambda: packed.pack(np.zeros((2, 35), np.uint8), dtypes.Q8_0, np.zeros(9999, np.uint8)), "expected uint8"),
-        (lambda: packed.pack(np.zeros((2, 34), np.uint8), dtypes.Q8_0, np.zeros(79, np.uint8)), "expected 80"),
-        (lambda: packed.pack(np.zeros((2, 68), np.uint8)[:, ::2], dtypes.Q8_0, np.zeros(544, np.uint8)), "expected uint8"),
+        (lambda: packing.pack(np.zeros((2, 35), np.uint8), dtypes.Q8_0, np.zeros(9999, np.uint8)), "expected uint8"),
+        (lambda: packing.pack(np.zeros((2, 34), np.uint8), dtypes.Q8_0, np.zeros(79, np.uint8)), "expected 80"),
+        (lambda: packing.pack(np.zeros((2, 68), np.uint8)[:, ::2], dtypes.Q8_0, np.zeros(544, np.uint8)), "expected uint8"),
     ],
 )
 def test_wrong_shapes_are_one_clear_line(call, words: str) -> None:

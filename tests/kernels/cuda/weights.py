@@ -8,7 +8,7 @@ import numpy as np
 from kernels.cpu.packed_weights import random_raw
 
 from numba_meta.dtypes import DType
-from numba_meta.kernels.cuda import packed
+from numba_meta.kernels.cuda import packed, packing
 from numba_meta.quants import dequantize
 
 
@@ -32,7 +32,7 @@ def pack_weights(dtype: DType, n_out: int, k: int, raw: np.ndarray) -> Weights:
     """Packs into memory full of garbage; checks that nothing behind it is written."""
     n_bytes = packed.packed_bytes(dtype, n_out, k)
     out = np.full(n_bytes + 64, 0xA5, np.uint8)
-    packed.pack(raw, dtype, out)
+    packing.pack(raw, dtype, out)
     assert (out[n_bytes:] == 0xA5).all()
     return Weights(dtype, n_out, k, raw, dequantize(raw, dtype), out[:n_bytes])
 
