@@ -60,6 +60,7 @@ class Context:
         cache_types: tuple[DType, DType],
         exact: bool,
         ubatch_size: int,
+        few_rows_apart: bool,
         host_cache: HostCacheOptions | None = None,
         deterministic: bool = False,
         group: RankGroup | None = None,
@@ -75,6 +76,7 @@ class Context:
         self.device = device
         self.shape = shape
         self.ubatch_size = ubatch_size
+        self.few_rows_apart = few_rows_apart
         self.cells = Cells(shape)
         self._recordings: dict[Capacity, Recording] = {}
         self._closed = False
@@ -177,11 +179,8 @@ class Context:
                 raise UsageError(f"{what} {wrong} is impossible; expected 0 to {stop - 1}")
 
     def stays_small(self, n_rows: int) -> bool:
-        """Whether so many rows must not be computed by a recording for more than SMALL_ROWS.
-
-        On CUDA devices that one computes on tensor cores, whose bits differ: a few rows stay with those of one.
-        """
-        return self.device.kind == "cuda" and n_rows <= SMALL_ROWS
+        """Whether so many rows must not be computed by a recording for more than SMALL_ROWS (`LoadPlan.few_rows_apart`)."""
+        return self.few_rows_apart and n_rows <= SMALL_ROWS
 
     def capacity_for(self, n_rows: int, n_outputs: int) -> Capacity:
         """The smallest of a few capacities that a batch fits, so that few recordings serve all batches."""

@@ -160,6 +160,7 @@ def load_context(
             weights = load_weights(file, weight_leaves, weight_plan, device, report)
             context = Context(
                 build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, plan.ubatch_size,
+                plan.few_rows_apart,
                 plan.host_cache,
                 options.deterministic,
                 group,

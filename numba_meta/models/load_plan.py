@@ -54,7 +54,9 @@ class LoadOptions:
 class LoadPlan:
     """The decisions of a load, for the devices of one process.
 
-    `rank_devices[r]`: the numbers of rank r's devices among those of all. `ubatch_size`: tokens of a step at most, the same on all ranks.
+    `rank_devices[r]`: the numbers of rank r's devices among those of all. `ubatch_size`: tokens of a step at most. `few_rows_apart`: no
+    more than SMALL_ROWS rows are ever computed by a step for more of them, since a GPU computes those on tensor cores, whose bits differ.
+    Both are the same on all ranks, which take each step together.
     """
 
     specs: tuple[DeviceSpec, ...]
@@ -65,6 +67,7 @@ class LoadPlan:
     host_cache: HostCacheOptions | None
     rank_devices: tuple[range, ...]
     ubatch_size: int
+    few_rows_apart: bool
 
 
 def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions, rank: int = 0, n_ranks: int = 1) -> LoadPlan:
@@ -81,11 +84,12 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size, host_cache is not None)
     proportions = parse_tensor_split(options.tensor_split, rank_devices[-1].stop)
     cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types, options.deterministic)
+    few_rows_apart = any(spec.kind == "cuda" for specs in by_rank for spec in specs)
     ubatch_size = options.ubatch_size
-    if options.deterministic and not options.exact and any(spec.kind == "cuda" for specs in by_rank for spec in specs):
-        ubatch_size = min(ubatch_size, SMALL_ROWS)  # a GPU computes more rows on tensor cores, whose bits differ
+    if options.deterministic and not options.exact and few_rows_apart:
+        ubatch_size = min(ubatch_size, SMALL_ROWS)
     n_threads = choose_threads(options.threads, len(specs)) if specs[0].kind == "cpu" else (1,) * len(specs)  # a GPU counts as one
-    return LoadPlan(specs, n_threads, cuts, shape, cache_types, host_cache, rank_devices, ubatch_size)
+    return LoadPlan(specs, n_threads, cuts, shape, cache_types, host_cache, rank_devices, ubatch_size, few_rows_apart)
 
 
 def plan_devices(devices: str | Sequence[str], n_ranks: int = 1) -> tuple[tuple[DeviceSpec, ...], ...]:

@@ -196,7 +196,9 @@ def test_ranks_may_be_of_different_kinds(llama_header: Header) -> None:
 def test_ranks_take_steps_of_one_size(llama_header: Header, devices: str, exact: bool, size: int) -> None:
     """Where bits may not depend on the batch, a GPU computes a prompt a few rows at a time, and all ranks with it."""
     options = LoadOptions(devices=devices, deterministic=True, exact=exact, ubatch_size=64)
-    assert [plan_load(*llama_header, options, rank, 2).ubatch_size for rank in range(2)] == [size, size]
+    plans = [plan_load(*llama_header, options, rank, 2) for rank in range(2)]
+    assert [plan.ubatch_size for plan in plans] == [size, size]
+    assert [plan.few_rows_apart for plan in plans] == ["cuda" in devices] * 2, "they agree on each step's room, and so on which step it is"
 
 
 def test_memory_of_a_gpu_is_its_own(llama_path: Path) -> None:

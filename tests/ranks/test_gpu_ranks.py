@@ -77,7 +77,7 @@ def test_a_gpu_for_each_rank(name: str, models: dict[str, str], tmp_path: Path) 
 
 def test_mpi_through_pinned_memory(models: dict[str, str], tmp_path: Path) -> None:
     """Also beside a rank that computes on the CPU, where nothing else works."""
-    loads = [{"devices": "cuda:0"}, {"devices": "cuda:0", "deterministic": True}, {"devices": "cpu:0;cuda:0"}]
+    loads = [{"devices": "cuda:0"}, {"devices": "cuda:0", "deterministic": True}, *({"devices": "cpu:0;cuda:0", "kv": kv} for kv in KINDS)]
     check_ranks([models["llama"]], loads, tmp_path, NUMBA_META_COMM="mpi")
 
 
