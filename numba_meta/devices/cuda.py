@@ -141,7 +141,7 @@ class CudaDevice:
     def compile(self, kernel: Any) -> None:
         """Compiles a `CudaKernel` for this GPU, or loads it from the cache of kernels. What a library does needs no compiling."""
         if isinstance(kernel, CudaKernel):
-            kernel.binary(self.gpu.facts.capability)
+            kernel.for_gpu(self.launch_facts).binary(self.gpu.facts.capability)
 
     def close(self) -> None:
         """Waits for its work, then gives streams and all memory back. Twice is once.

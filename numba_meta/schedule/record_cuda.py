@@ -260,11 +260,12 @@ class _Recorder:
             self._late.append(late)
             self._owned.append(late.memory)
             values = late.arguments(values, self._place_constant(device, np.arange(call.max_rows, dtype=np.int32)))
-        launch = call.kernel.launch(values, call.max_rows, on.launch_facts)
+        kernel = call.kernel.for_gpu(on.launch_facts)
+        launch = kernel.launch(values, call.max_rows, on.launch_facts)
         if not all(launch.grid):
             return None
-        entry, cubin = call.kernel.binary(on.gpu.facts.capability)
-        return _Launch(on.gpu.function(cubin, entry, launch.shared_bytes), launch, call.kernel.pack(**values))
+        entry, cubin = kernel.binary(on.gpu.facts.capability)
+        return _Launch(on.gpu.function(cubin, entry, launch.shared_bytes), launch, kernel.pack(**values))
 
     def _stage(self) -> None:
         """Host memory for summands and pieces, and the lists that name places in it, on their readers."""

@@ -202,7 +202,7 @@ def decode_chunks(
             if at < 32 * steps_k:
                 shared_store_v4(shared + 16 * at, high_0, high_1, low_0, low_1)
 
-    @cuda_kernel(name=name, launch=launch, max_threads=most_threads, capability=capability)
+    @cuda_kernel(name=name, launch=launch, max_threads=most_threads, capability=capability, shared_bytes=n_shared)
     def kernel(  # type: ignore[no-untyped-def]
         q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int, v: Ptr, v_stride: Int, v_head_stride: Int,
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
@@ -330,7 +330,10 @@ def decode_chunks(
 
 
 def decode_variants(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> list[CudaKernel]:
-    """The best kernel first; the last one needs no more shared memory than every GPU from sm_80 on has."""
+    """The best kernel first; the last one needs no more shared memory than every GPU from sm_80 on has.
+
+    Not all GPUs from sm_90 on have room for the first one: a block of sm_120 has as much as one of sm_86.
+    """
     slots = (SHARED_BYTES - dim_k // 16 * QUERY_BYTES) // tile_bytes(k_type, v_type, dim_k, dim_v)
     if slots >= WARPS:
         return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS)]

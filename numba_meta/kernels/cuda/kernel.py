@@ -71,17 +71,23 @@ class CudaKernel:
         launch: Callable[[Mapping[str, Any], int, Gpu], Launch],
         max_threads: int,
         capability: Capability,
+        shared_bytes: int = 0,
     ) -> None:
         self.name = name
         self.function = function
         self.max_threads = max_threads
         self.capability = capability
+        self.shared_bytes = shared_bytes
         self.parameters = {p.name: code_cache.kind_of(name, p) for p in inspect.signature(function).parameters.values()}
         self._launch = launch
         self._binaries: dict[Capability, tuple[str, bytes]] = {}
 
     def __repr__(self) -> str:
         return f"CudaKernel({self.name})"
+
+    def for_gpu(self, gpu: Gpu) -> CudaKernel:
+        """The kernel that this GPU runs: itself, unless it has variants."""
+        return self
 
     def launch(self, arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launch:
         """The launch for these arguments and at most `n_rows` live rows. Raises `DeviceError` where the GPU cannot do it."""
@@ -149,9 +155,13 @@ def cuda_kernel(
     max_threads: int,
     capability: Capability = OLDEST,
     name: str | None = None,
+    shared_bytes: int = 0,
 ) -> Callable[[Callable[..., None]], CudaKernel]:
-    """Makes a `CudaKernel` of a function. `name` tells variants that a factory makes apart; `max_threads`: of a block, at most."""
-    return lambda function: CudaKernel(function, name or function.__name__, launch, max_threads, capability)
+    """Makes a `CudaKernel` of a function. `name` tells variants that a factory makes apart; `max_threads`: of a block, at most.
+
+    `shared_bytes`: dynamic shared memory that each launch needs, where one of several variants is chosen by it.
+    """
+    return lambda function: CudaKernel(function, name or function.__name__, launch, max_threads, capability, shared_bytes)
 
 
 def assemble(ptx: str, capability: Capability, name: str) -> bytes:

@@ -17,18 +17,22 @@ class VariantKernel(CudaKernel):
         super().__init__(last.function, name, last.launch, max(variant.max_threads for variant in variants), last.capability)
         self.variants = tuple(variants)
 
-    def variant(self, capability: Capability) -> CudaKernel:
-        """The kernel that runs on a GPU of this compute capability."""
-        return next((each for each in self.variants if each.capability <= capability), self.variants[-1])
+    def for_gpu(self, gpu: Gpu) -> CudaKernel:
+        """The best one that a GPU's compute capability and shared memory allow."""
+
+        def fits(variant: CudaKernel) -> bool:
+            return variant.capability <= gpu.capability and variant.shared_bytes <= gpu.max_shared_bytes
+
+        return next(filter(fits, self.variants), self.variants[-1])
 
     def launch(self, arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launch:
         """As `CudaKernel.launch`."""
-        return self.variant(gpu.capability).launch(arguments, n_rows, gpu)
+        return self.for_gpu(gpu).launch(arguments, n_rows, gpu)
 
     def ptx(self, capability: Capability) -> str:
-        """As `CudaKernel.ptx`."""
-        return self.variant(capability).ptx(capability)
+        """Refused: a capability alone does not say which variant a GPU runs; see `for_gpu`."""
+        raise NotImplementedError(f"{self.name} has variants")
 
     def binary(self, capability: Capability) -> tuple[str, bytes]:
-        """As `CudaKernel.binary`."""
-        return self.variant(capability).binary(capability)
+        """Refused, as `ptx`."""
+        raise NotImplementedError(f"{self.name} has variants")

@@ -64,6 +64,7 @@ class TestGpu:
 
     def _enqueue(self, kernel: CudaKernel, n_rows: int, arguments: Mapping[str, Any], early: bool = False) -> CudaArguments:
         values = {name: value.address if isinstance(value, Buffer) else value for name, value in arguments.items()}
+        kernel = kernel.for_gpu(self.facts)
         launch = kernel.launch(values, n_rows, self.facts)
         packed = kernel.pack(**values)
         entry, cubin = kernel.binary(self.facts.capability)

@@ -29,6 +29,8 @@ from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu  # noqa: E402
 from numba_meta.kernels.cuda.variants import VariantKernel  # noqa: E402
 
 HOPPER, AMPERE, TURING = Gpu((9, 0), 132, 227 << 10), Gpu((8, 6), 68, 99 << 10), Gpu((7, 5), 40, 64 << 10)
+A100 = Gpu((8, 0), 108, 163 << 10)
+BLACKWELL = Gpu((12, 0), 170, 99 << 10)  # a newer capability than Hopper's, with less shared memory
 POSITIONS = st.integers(0, 200_000)
 
 
@@ -53,7 +55,7 @@ def arguments(**changes: int) -> dict[str, Any]:
     return {"n_chunks": 3, "n_head": 9, "first_head": 0, "group": 3, **changes}
 
 
-@pytest.mark.parametrize("gpu", [HOPPER, AMPERE, TURING], ids=lambda g: f"sm_{g.capability[0]}{g.capability[1]}")
+@pytest.mark.parametrize("gpu", [HOPPER, AMPERE, TURING, BLACKWELL, A100], ids=lambda g: "sm_{}{}".format(*g.capability))
 @pytest.mark.parametrize("make", [attention_chunks, attention_rows])
 def test_every_gpu_has_a_kernel_that_fits_it(make: Any, gpu: Gpu) -> None:
     types = (F32, F16, BF16, Q8_0, Q4_0)
@@ -63,8 +65,9 @@ def test_every_gpu_has_a_kernel_that_fits_it(make: Any, gpu: Gpu) -> None:
                 kernel = make(k_type, v_type, *dims)
                 launch = kernel.launch(arguments(), 5, gpu)  # raises where the capability or the shared memory do not do
                 assert all(launch.grid) and launch.block[0] <= kernel.max_threads
-                if isinstance(kernel, VariantKernel):
-                    assert kernel.variant(gpu.capability).capability <= gpu.capability
+                chosen = kernel.for_gpu(gpu)
+                assert chosen.capability <= gpu.capability and launch == chosen.launch(arguments(), 5, gpu)
+                assert chosen.binary.__func__ is CudaKernel.binary, "it has machine code of its own"
 
 
 def test_exact_kernels_use_no_tensor_cores() -> None:
@@ -85,7 +88,7 @@ def test_a_block_for_each_chunk_tile_of_heads_and_row(changes: dict[str, int], t
         assert kernel.launch(arguments(**changes), 5, HOPPER).grid in ((3, tiles, 5), (tiles, 5, 3))
 
 
-@given(st.integers(1, 1000), st.sampled_from([HOPPER, AMPERE, Gpu((8, 0), 108, 163 << 10)]))
+@given(st.integers(1, 1000), st.sampled_from([HOPPER, AMPERE, A100]))
 def test_blocks_spread_over_all_multiprocessors(n_blocks: int, gpu: Gpu) -> None:
     """Shared memory has room for a multiprocessor's part of the blocks and no more. Each block has 1 KiB more than it asks for."""
     shared, part = spreading_bytes(n_blocks, gpu), -(-n_blocks // gpu.n_multiprocessors)
@@ -122,5 +125,5 @@ def test_registers_leave_room_for_several_blocks() -> None:
         (attention_rows(F16, F16, 128, 128), 255),
     ]
     for kernel, most in bounds:
-        need = resources(kernel, (9, 0))
+        need = resources(kernel.for_gpu(HOPPER), (9, 0))
         assert need.registers <= most and need.spill_bytes == 0, (kernel, need)
