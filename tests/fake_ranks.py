@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numba_meta.comm.errors import RankError
+from numba_meta.comm.errors import RankError, UnsuitedError
 from numba_meta.comm.world import Deadline, World
 
 PATIENCE = 20.0  # seconds after which a fake exchange that nobody completes fails
@@ -115,9 +115,10 @@ class FakeFactory:
 
     def __init__(
         self, name: str, lacking: tuple[int, ...] = (), prepare_fails: tuple[int, ...] = (), build_fails: tuple[int, ...] = (),
-        largest: int | None = None, spoil: Callable[[int, np.ndarray], None] = lambda rank, x: None,
+        largest: int | None = None, spoil: Callable[[int, np.ndarray], None] = lambda rank, x: None, unsuited: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.name = name
+        self.unsuited = unsuited
         self.lacking, self.prepare_fails, self.build_fails = lacking, prepare_fails, build_fails
         self.largest, self.spoil = largest, spoil
         self.made: list[FakeCommunicator] = []
@@ -134,6 +135,8 @@ class FakeFactory:
     def build(self, world: World) -> FakeCommunicator:
         if world.rank in self.build_fails:
             raise OSError("device is busy")
+        if world.rank in self.unsuited:
+            raise UnsuitedError("another host")
         made = FakeCommunicator(self.name, world, self.largest, self.spoil)
         self.made.append(made)
         return made

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from numba_meta.comm.errors import JoinError, RankError
+from numba_meta.comm.errors import JoinError, RankError, UnsuitedError
 from numba_meta.comm.join import Joined
 from numba_meta.comm.world import World
 from numba_meta.errors import NumbaMetaError, NumbaMetaWarning, UsageError
@@ -22,6 +22,7 @@ COMM_VARIABLE = "NUMBA_META_COMM"
 NAMES = ("ipc", "nccl", "mpi", "pairwise")  # best first: 16 KiB between two GPUs take ipc 5 us and nccl 7
 PROBE_SIZES = (0, 1, 61, 40_001, 262_147)  # elements: around the thresholds of wire types and of large payloads
 _TEXT_BYTES = 512
+_FAILED, _UNSUITED = b"!", b"-"  # before a problem's text, as ranks tell it each other
 
 
 class Communicator(Protocol):
@@ -52,6 +53,14 @@ class CommunicatorFactory(Protocol):
 
     def build(self, world: World) -> Communicator:
         """The part that all ranks do together, after every one of them has prepared."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a communicator was dropped: `text` names the lowest rank that could not go on. Not every one is a failure (`UnsuitedError`)."""
+
+    text: str
+    is_failure: bool = True
 
 
 @dataclass
@@ -131,34 +140,36 @@ def negotiate(
     """Builds the best communicator that all ranks can use, and those behind it for calls that it declines.
 
     Each is prepared, built and probed by all ranks together, with an exchange in between: what fails on one rank is dropped on all, with
-    one warning in all, on rank 0. Raises the same `JoinError` on every rank where none is left.
+    one warning in all, on rank 0. One that is not for these ranks is dropped without. Raises the same `JoinError` on every rank where none
+    is left.
     """
     if world.size == 1:
         return Reduction(())
     candidates = choose_candidates([r.offers for r in joined.records], [r.forced for r in joined.records])
     by_name = {factory.name: factory for factory in factories}
     built: list[Communicator] = []
-    notes: list[str] = []
+    problems: dict[str, Problem] = {}
     for name in candidates:
-        communicator, problem = _build(world, by_name[name])
-        if communicator is None:
-            notes.append(f"{name}: {problem}")
+        outcome = _build(world, by_name[name])
+        if isinstance(outcome, Problem):
+            problems[name] = outcome
             continue
-        built.append(communicator)
-        if all(communicator.accepts(size) for size in (1, 1 << 40)):
+        built.append(outcome)
+        if all(outcome.accepts(size) for size in (1, 1 << 40)):
             break
+    notes = tuple(f"{name}: {problem.text}" for name, problem in problems.items())
     if not built:
         raise JoinError(f"no communicator works on all ranks ({'; '.join(notes)})")
-    if notes and world.rank == 0:
+    if world.rank == 0 and any(problem.is_failure for problem in problems.values()):
         text = f"the ranks reduce with {built[0].name}, after {'; '.join(notes)}"
         warnings.warn(text, NumbaMetaWarning, stacklevel=2) if warn is None else warn(text)
-    return Reduction(tuple(built), tuple(notes))
+    return Reduction(tuple(built), notes)
 
 
-def _build(world: World, factory: CommunicatorFactory) -> tuple[Communicator | None, str]:
+def _build(world: World, factory: CommunicatorFactory) -> Communicator | Problem:
     """The communicator, or what went wrong on the lowest rank where it did. Every rank returns alike."""
     if problem := _all_well(world, _attempt(lambda: factory.prepare(world)), f"{factory.name}: prepare"):
-        return None, problem
+        return problem
     made: list[Communicator] = []
     problem = _all_well(world, _attempt(lambda: made.append(factory.build(world))), f"{factory.name}: build")
     for n in PROBE_SIZES:  # an exchange after each: a rank that fails in one must not leave the others alone in the next
@@ -167,8 +178,8 @@ def _build(world: World, factory: CommunicatorFactory) -> tuple[Communicator | N
     if problem:
         for communicator in made:
             _attempt(communicator.close)
-        return None, problem
-    return made[0], ""
+        return problem
+    return made[0]
 
 
 def probe(world: World, communicator: Communicator, n: int) -> None:
@@ -187,22 +198,22 @@ def probe(world: World, communicator: Communicator, n: int) -> None:
         raise RankError(f"a probe of {n} elements gives {x[at]:g} at {at}, expected {expected[at]:g}")
 
 
-def _attempt(work: Callable[[], object]) -> str:
+def _attempt(work: Callable[[], object]) -> Problem | None:
     try:
         work()
     except NumbaMetaError as error:
-        return str(error) or type(error).__name__
+        return Problem(str(error) or type(error).__name__, not isinstance(error, UnsuitedError))
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return ""
+        return Problem(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    return None
 
 
-def _all_well(world: World, problem: str, purpose: str) -> str:
-    texts = world.exchange(problem.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), purpose)
-    for rank, text in enumerate(texts):
-        if said := text.rstrip(b"\0").decode(errors="replace"):
-            return f"rank {rank}: {said}"
-    return ""
+def _all_well(world: World, problem: Problem | None, purpose: str) -> Problem | None:
+    own = (_FAILED if problem.is_failure else _UNSUITED) + problem.text.encode() if problem else b""
+    for rank, said in enumerate(world.exchange(own[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), purpose)):
+        if text := said[1:].rstrip(b"\0").decode(errors="replace"):
+            return Problem(f"rank {rank}: {text}", said[:1] == _FAILED)
+    return None
 
 
 def _list(names: Sequence[str]) -> str:

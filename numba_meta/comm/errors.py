@@ -21,5 +21,9 @@ class JoinError(RankError):
         self.speaker = speaker
 
 
+class UnsuitedError(RankError):
+    """A communicator that is not for these ranks, by where they run or what their GPUs reach. Nothing failed: another one serves them."""
+
+
 class MpiError(RankError):
     """A function of MPI failed: most often since another rank has gone, which then is the reason that counts."""

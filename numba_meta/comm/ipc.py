@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numba_meta.comm.errors import RankError
+from numba_meta.comm.errors import RankError, UnsuitedError
 from numba_meta.comm.join import join_timeout
 from numba_meta.comm.world import World
 from numba_meta.errors import DeviceError
@@ -50,14 +50,17 @@ class IpcOffer:
 
 
 def check_offers(offers: Sequence[IpcOffer], rank: int, reaches: Callable[[str], bool]) -> None:
-    """Raises `RankError` where `rank` cannot reach the memory of all. `offers` in rank order; `reaches(uuid)`: this rank's GPU that one."""
+    """Raises `UnsuitedError` where `rank` cannot reach the memory of all, `RankError` where one has none to share.
+
+    `offers` in rank order; `reaches(uuid)`: whether this rank's GPU reaches that one.
+    """
     for other, offer in enumerate(offers):
         if offer.host_key != offers[rank].host_key:
-            raise RankError(f"ranks {min(rank, other)} and {max(rank, other)} are on different hosts; ipc joins ranks of one host")
+            raise UnsuitedError(f"ranks {min(rank, other)} and {max(rank, other)} are on different hosts; ipc joins ranks of one host")
         if not any(offer.handle):
             raise RankError(f"rank {other} could not share its memory")
         if not reaches(offer.uuid):
-            raise RankError(f"the GPU of rank {rank} cannot reach that of rank {other} (no peer access, or hidden from this process)")
+            raise UnsuitedError(f"the GPU of rank {rank} cannot reach that of rank {other} (no peer access, or hidden from this process)")
 
 
 class IpcMemory:

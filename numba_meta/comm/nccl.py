@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numba_meta.comm.errors import RankError
+from numba_meta.comm.errors import RankError, UnsuitedError
 from numba_meta.comm.world import World
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class NcclOffer:
 
 
 def check_offers(offers: Sequence[NcclOffer]) -> None:
-    """Raises the same `RankError` on every rank where two share a GPU, which NCCL cannot do, or where rank 0 has no unique id."""
+    """Raises the same error on every rank: `UnsuitedError` where two share a GPU, `RankError` where rank 0 has no unique id."""
     first: dict[str, int] = {}
     for rank, offer in enumerate(offers):
         other = first.setdefault(offer.uuid, rank)
         if other != rank:
-            raise RankError(f"ranks {other} and {rank} share one GPU; NCCL needs a GPU for each rank")
+            raise UnsuitedError(f"ranks {other} and {rank} share one GPU; NCCL needs a GPU for each rank")
     if not any(offers[0].unique_id):
         raise RankError("rank 0 could not make NCCL's unique id")
 

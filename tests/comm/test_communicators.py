@@ -68,6 +68,19 @@ def test_a_failure_on_one_rank_sends_all_to_the_next_best(bad, message):
         assert not bad.made  # nobody builds what one could not prepare
 
 
+def test_one_that_is_not_for_these_ranks_is_passed_over_in_silence():
+    """By whichever rank sees it. Where another one fails, the warning has all that was tried."""
+    unsuited = FakeFactory("ipc", unsuited=(1, 2))
+    outcomes, warnings = run(3, [unsuited, FakeFactory("nccl"), FakeFactory("mpi")])
+    assert names(outcomes) == {("nccl",)} and not warnings and all(made.closed for made in unsuited.made)
+    assert {outcome.value.notes for outcome in outcomes} == {("ipc: rank 1: another host",)}
+    outcomes, warnings = run(3, [unsuited, FakeFactory("nccl", build_fails=(0,)), FakeFactory("mpi")])
+    assert names(outcomes) == {("mpi",)}
+    assert warnings == ["the ranks reduce with mpi, after ipc: rank 1: another host; nccl: rank 0: OSError: device is busy"]
+    outcomes, warnings = run(3, [unsuited, FakeFactory("mpi")], forced={0: "ipc"})
+    assert {str(outcome.error) for outcome in outcomes} == {"no communicator works on all ranks (ipc: rank 1: another host)"}
+
+
 def test_nothing_is_left():
     bad = [FakeFactory("nccl", build_fails=(0,)), FakeFactory("mpi", spoil=lambda rank, x: x.__setitem__(slice(0, 1), -1))]
     outcomes, warnings = run(2, bad)
