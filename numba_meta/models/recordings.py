@@ -153,20 +153,24 @@ class Recorder:
         try:
             if not workspace.fits(plan.workspace):
                 workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
-            block, host, own = self._input_block(plan)
+            return self._record(plan, workspace, windows)
         except OutOfMemoryError:
             if not self._transport.give_up():
                 raise
             return self.record(capacity, split, windows)
-        bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
-        rings = self._transport.ring_addresses
-        binder = Binder(plan, bases, block, self._persistent, rings, self._steps.place_constant)
-        if not rings:  # nor is a recording valid that had one
-            self._steps.end_transfers()
-        output = plan.devices[0].graph.graph.outputs[0]
-        first = workspace.buffers[0]
-        assert first is not None
+
+    def _record(self, plan: StepPlan, workspace: Workspace[Buffer], windows: Mapping[bool, WindowShape]) -> Recording:
+        """A recording of a plan whose workspace is there. Where it fails, what it took for itself is given back."""
+        block, host, own = self._input_block(plan)
         try:
+            bases = tuple(buffer.address if buffer is not None else 0 for buffer in workspace.buffers)
+            rings = self._transport.ring_addresses
+            binder = Binder(plan, bases, block, self._persistent, rings, self._steps.place_constant)
+            if not rings:  # nor is a recording valid that had one
+                self._steps.end_transfers()
+            output = plan.devices[0].graph.graph.outputs[0]
+            first = workspace.buffers[0]
+            assert first is not None
             step = self._steps.record(binder, first, binder.address(0, output) - bases[0], output.n_bytes)
         except BaseException:
             for memory in own:

@@ -21,6 +21,8 @@ from numba_meta.errors import NumbaMetaWarning, OutOfMemoryError
 from numba_meta.models import transport
 from numba_meta.models.context import ROOMY_STEPS
 from numba_meta.models.model import Model
+from numba_meta.schedule.record import Binder
+from numba_meta.schedule.record_cpu import CpuSteps
 
 HOST = {"kv": "host", "kv_pipeline_headroom": 0}
 TWO = Configuration(split="2")
@@ -195,6 +197,24 @@ def test_whatever_does_not_fit_beside_the_ring_is_tried_once_more(
     monkeypatch.setattr(CpuDevice, "allocate", refuse)
     with load() as model:
         played_in_order(model, GAVE_UP, gate.reference(TWO))
+
+
+def test_memory_that_a_recording_lacks_beside_the_ring(load: Callable[..., Model], gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken while a step is recorded (lists of addresses, constants): the ring is given up for that, too."""
+    record, freed = CpuSteps.record, []
+
+    def refuse(self: CpuSteps, binder: Binder, *arguments: Any) -> Any:
+        if "the ring" in self._device.devices[1].bytes_by_label():
+            freed.append(binder)
+            raise OutOfMemoryError("cpu:0#1: a list needs 64 bytes, 0 are free")
+        return record(self, binder, *arguments)
+
+    monkeypatch.setattr(CpuSteps, "record", refuse)
+    with load() as model:
+        played_in_order(model, GAVE_UP, gate.reference(TWO))
+        assert len(freed) == 1, "the ring was given up at once, and for good"
+        kept = sum("inputs" == buffer.label for buffer in model.context.device.devices[0]._buffers)
+        assert kept == len(model.context._recordings), "the inputs of the recording that failed were given back"
 
 
 def test_a_mixture_of_devices_is_ordered_where_one_cannot(load: Callable[..., Model], gate: Gate) -> None:
