@@ -21,7 +21,7 @@ def profile(name: str, devices: str, n_tokens: int, rounds: int) -> None:
     with nm.load(name, devices=devices, ctx_size=2048) as model:
         ids = model.tokenize("The lighthouse keeper climbed the spiral stairs")
         model.generate_ids(ids, n_tokens, ignore_eos=True)
-        step = model.context.recording(Capacity(1, 1))._step
+        step = model.context.recording(Capacity(1, 1))._step.step
         compiled = step._call  # the one call into compiled code
 
         def timed(*arguments: int) -> None:
