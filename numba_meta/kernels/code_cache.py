@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import inspect
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import numpy as np
+
+from numba_meta.errors import NumbaMetaWarning
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 on_compile: list[Callable[[str], None]] = []  # told the name of each kernel that is compiled anew: progress lines, tests
@@ -46,8 +49,8 @@ def cache_folder() -> Path:
     """Where compiled kernels are kept: `$NUMBA_META_CACHE/kernels`, else under the user's cache folder."""
     root = os.environ.get("NUMBA_META_CACHE")
     if root:
-        return Path(root) / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return Path(os.path.expanduser(root)) / "kernels"
+    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"))
     return Path(base) / "numba_meta" / "kernels"
 
 
@@ -62,8 +65,8 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, payload: bytes) -> None:
-    """Writes whole or not at all, behind a checksum; a cache that cannot be written only costs time."""
-    with contextlib.suppress(OSError):
+    """Writes whole or not at all, behind a checksum. A cache that cannot be written only costs time, of which a warning tells once."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             try:
@@ -73,6 +76,18 @@ def write(path: Path, payload: bytes) -> None:
             except BaseException:
                 os.unlink(file.name)
                 raise
+    except OSError as error:
+        _tell_of(str(cache_folder()), error.strerror or type(error).__name__)
+
+
+@functools.cache
+def _tell_of(folder: str, reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels cannot be kept in {folder} ({reason}), so each start compiles them again; set NUMBA_META_CACHE to a folder "
+        "that can be written",
+        NumbaMetaWarning,
+        stacklevel=2,
+    )
 
 
 # ---- what tells kernels apart ----------------------------------------------------------------------------------------------------------

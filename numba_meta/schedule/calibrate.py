@@ -6,6 +6,7 @@ In: the kinds of work that a step has (`predict.needs_of`). Out: `DeviceSpeeds`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import time
@@ -30,7 +31,8 @@ _SMALL = 576  # elements of a small activation
 _CALLS, _MEETINGS = 400, 100
 _RUNS = 15
 _TIME = "measured at"  # the oldest of them
-_BASE = ("step", "call", "meeting", "copies")
+_TIMES = ("step", "call", "meeting")
+_BASE = (*_TIMES, "copies")
 Record = Callable[[int, Any], None]  # (device, recorder): adds the calls that are timed
 
 
@@ -303,9 +305,16 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
     if not isinstance(data, dict) or not all(isinstance(speeds, dict) for speeds in data.values()):
         return {}
     return {
-        str(where): {str(name): float(value) for name, value in speeds.items() if isinstance(value, (int, float)) and value >= 0}
+        str(where): {str(name): float(value) for name, value in speeds.items() if _is_plausible(str(name), value)}
         for where, speeds in data.items()
     }
+
+
+def _is_plausible(name: str, value: object) -> bool:
+    """Times may be 0, a speed may not; neither is infinite."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return False
+    return value > 0 or (value == 0 and name in _TIMES)
 
 
 def _remember(where: str, found: Mapping[str, float]) -> None:

@@ -59,6 +59,18 @@ def test_a_damaged_file_is_as_good_as_none(damaged: str, tmp_path: Path) -> None
     assert isinstance(json.loads((tmp_path / "speeds.json").read_text()), dict)
 
 
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "-1", "0", "null", '"fast"', "1e999"])
+def test_numbers_that_are_no_speeds_are_measured_again(value: str, tmp_path: Path) -> None:
+    """A time may be 0: what a call costs is a difference of two measurements."""
+    calibrate([NEED], [1])
+    path = tmp_path / "speeds.json"
+    known = {where: dict.fromkeys(speeds, 7.25) for where, speeds in json.loads(path.read_text()).items()}
+    path.write_text(json.dumps(known).replace("7.25", value))
+    speeds = calibrate([NEED], [1])[0]
+    every = [*speeds.weights.values(), *speeds.attention.values(), speeds.copies]
+    assert all(0 < speed < 1e15 for speed in every) and 0 <= speeds.step_seconds < 1
+
+
 def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(module, "speeds_file", lambda: tmp_path / "file" / "speeds.json")

@@ -225,5 +225,6 @@ def _code_digest() -> str:
         except metadata.PackageNotFoundError:
             return ""
 
-    parts = [code_cache.source_digest(Path(__file__).parent), *map(version, ("numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink"))]
+    compilers = ("nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12")  # of CUDA 13 and of 12
+    parts = [code_cache.source_digest(Path(__file__).parent), *map(version, ("numba-cuda", "llvmlite", *compilers))]
     return f"cuda-{code_cache.digest_of(parts)}"

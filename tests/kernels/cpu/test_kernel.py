@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numba_meta.errors import NumbaMetaError
+from numba_meta.errors import NumbaMetaError, NumbaMetaWarning
+from numba_meta.kernels.code_cache import cache_folder
 from numba_meta.kernels.cpu import kernel as kernel_module
 from numba_meta.kernels.cpu.kernel import CpuKernel, Float, Int, Ptr, cpu_kernel, on_compile
 from numba_meta.kernels.cpu.simd import store_f32, store_i64
+from numba_meta.models.pull import cache_dir
 
 
 @cpu_kernel
@@ -131,11 +133,23 @@ def test_a_damaged_file_is_compiled_again(cache: Path, compiled: list[str], dama
     assert compiled == ["answer", "answer"]
 
 
+def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where no shell has replaced it: models and kernels lie in one folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NUMBA_META_CACHE", "~/own")
+    assert cache_folder() == tmp_path / "own" / "kernels" and cache_dir() == tmp_path / "own" / "models"
+    monkeypatch.delenv("NUMBA_META_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/shared")
+    assert cache_folder().parent == tmp_path / "shared" / "numba_meta" == cache_dir().parent
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]) -> None:
     blocked = tmp_path / "a file, not a folder"
     blocked.write_text("stays")
     monkeypatch.setenv("NUMBA_META_CACHE", str(blocked))
-    assert [result(make(8)), result(make(8))] == [8, 8]
+    with pytest.warns(NumbaMetaWarning, match=r"^compiled kernels cannot be kept in .*kernels \(Not a directory\), so each start") as told:
+        assert [result(make(8)), result(make(8))] == [8, 8]
+    assert len(told) == 1
     assert compiled == ["answer", "answer"] and blocked.read_text() == "stays"
 
 
