@@ -63,6 +63,8 @@ def generate(
     """
     if file == "-":
         check_alone(current_launch(), "--file -")
+    if prompt_cache is not None:
+        check_alone(current_launch(), "--prompt-cache", "each has a part of the state")
     texts = read_prompts(prompts, file)
     if len(texts) > 1 and (prompt_cache is not None or generation.context_shift):
         raise UsageError("--prompt-cache and --context-shift are for one prompt; give one")

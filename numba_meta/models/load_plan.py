@@ -23,6 +23,7 @@ from numba_meta.split.cut import parse_tensor_split
 from numba_meta.split.policy import CutPlan, plan_cuts
 from numba_meta.split.rules import TensorFacts
 
+MAX_DEVICES = 64  # as many as ranks: planning takes the square of their number
 Chosen = TypeVar("Chosen", int, bool)
 
 
@@ -95,6 +96,8 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
 def plan_devices(devices: str | Sequence[str], n_ranks: int = 1) -> tuple[tuple[DeviceSpec, ...], ...]:
     """The devices of every rank, those of one rank all of one kind; nothing is opened. Raises `UsageError`."""
     by_rank = parse_rank_devices(devices, n_ranks)
+    if (n_devices := sum(map(len, by_rank))) > MAX_DEVICES:
+        raise UsageError(f"{n_devices} devices are too many for one model; expected at most {MAX_DEVICES}")
     for specs in by_rank:
         for spec in specs:
             if spec.kind == "cpu" and spec.index:

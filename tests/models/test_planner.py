@@ -182,6 +182,12 @@ def test_plan_and_load_refuse_two_kinds_before_devices_are_opened(llama_path: Pa
     assert told[0] == told[1] and told[0][1] == 2
 
 
+def test_too_many_devices_are_refused_at_once(llama_path: Path) -> None:
+    for work in (forecast, nm.load):
+        with pytest.raises(UsageError, match="^65 devices are too many for one model; expected at most 64$"):
+            work(llama_path, devices=["cpu:0"] * 65)
+
+
 def test_ranks_may_be_of_different_kinds(llama_header: Header) -> None:
     options = LoadOptions(devices="cpu:0,cpu:0;cuda:0,cuda:1", threads=6)
     plans = [plan_load(*llama_header, options, rank, 2) for rank in range(2)]
