@@ -1,4 +1,4 @@
-"""A host-resident cache on a GPU: ordered and pipelined steps in turns, against the bound of design page 3, and the delivered GB/s.
+"""A host-resident cache on a GPU: ordered and pipelined steps in turns, against the bound of `schedule/bound.py`, and the delivered GB/s.
 
     python benchmarks/gpu_host_cache.py --contexts 4096,16384,32768 --devices cuda:0 --devices cuda:0,cuda:0
 

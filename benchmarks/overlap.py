@@ -1,4 +1,4 @@
-"""How near a pipelined step comes to the recursion of design page 3, on real threads with simulated links:
+"""How near a pipelined step comes to the recursion of `schedule/bound.py`, on real threads with simulated links:
 
     python benchmarks/overlap.py                # one and two devices, copies of 0.5, 1 and 3 times the compute time
     python benchmarks/overlap.py --architecture gemma3 --steps 32

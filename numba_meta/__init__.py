@@ -6,7 +6,7 @@
         for piece in model.generate("The ring is", max_tokens=64):
             print(piece, end="")
 
-In comes a GGUF file and a list of devices, out comes text. One folder per stage, each using only those named after it:
+In comes a GGUF file and a list of devices, out comes text. One folder per stage, each using those named after it:
 
     models/    GGUF, architectures, tokenizer, KV cache, sampling, generation
     schedule/  the plan of a graph over devices, recorded and replayed
