@@ -148,3 +148,60 @@ class FakeDriver:
 
     def cuPointerGetAttribute(self, attribute: int, address: int) -> Any:
         return (SUCCESS, 1) if address in self.pinned else (INVALID_VALUE, 0)
+
+
+class GraphDriver(FakeDriver):
+    """With graphs: `told` is what was asked for, in order."""
+
+    CUstreamCaptureMode = staticmethod(int)
+    CUDA_MEMCPY3D = SimpleNamespace
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared bytes")
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__(**facts)
+        self.version = 13000
+        self.told: list[Any] = []
+        self.stack: list[str] = []
+
+    def cuCtxPushCurrent(self, context: str) -> Any:
+        self.stack.append(context)
+        return super().cuCtxPushCurrent(context)
+
+    def cuCtxPopCurrent(self) -> Any:
+        return super().cuCtxPopCurrent() if self.stack.pop() else (INVALID_VALUE,)
+
+    def cuDriverGetVersion(self) -> Any:
+        return SUCCESS, self.version
+
+    def cuStreamBeginCapture(self, stream: int, mode: int) -> Any:
+        return (SUCCESS,)
+
+    def cuStreamEndCapture(self, stream: int) -> Any:
+        return self._new("graph")
+
+    def cuGraphDestroy(self, graph: int) -> Any:
+        return self._end("graph")
+
+    def cuGraphInstantiate(self, graph: int, flags: int) -> Any:
+        return self._new("executable")
+
+    def cuGraphExecDestroy(self, graph: int) -> Any:
+        return self._end("executable")
+
+    def cuGraphNodeSetEnabled(self, graph: int, node: str, enabled: int) -> Any:
+        self.told.append((node, enabled))
+        return (SUCCESS,)
+
+    def cuGraphExecMemcpyNodeSetParams(self, graph: int, node: str, copy: Any, context: str) -> Any:
+        self.told.append((node, copy.WidthInBytes, copy.Height, context, self.stack[-1]))
+        return (SUCCESS,)
+
+    def cuModuleLoadData(self, cubin: bytes) -> Any:
+        return SUCCESS, cubin
+
+    def cuModuleGetFunction(self, module: bytes, entry: bytes) -> Any:
+        return SUCCESS, entry
+
+    def cuFuncSetAttribute(self, function: bytes, attribute: str, value: int) -> Any:
+        self.told.append((function, attribute, value))
+        return (SUCCESS,)
