@@ -14,6 +14,7 @@ from numba_meta.devices.cuda_driver import GpuContext, PinnedMemory, open_gpu
 from numba_meta.devices.parse import DeviceSpec, format_bytes
 from numba_meta.errors import DeviceError, OutOfMemoryError
 from numba_meta.kernels.cuda.kernel import OLDEST, CudaKernel, Gpu
+from numba_meta.kernels.cuda.variants import VariantKernel
 
 
 @dataclass(eq=False)
@@ -140,7 +141,7 @@ class CudaDevice:
 
     def compile(self, kernel: Any) -> None:
         """Compiles a `CudaKernel` for this GPU, or loads it from the cache of kernels. What a library does needs no compiling."""
-        if isinstance(kernel, CudaKernel):
+        if isinstance(kernel, CudaKernel | VariantKernel):
             kernel.for_gpu(self.launch_facts).binary(self.gpu.facts.capability)
 
     def close(self) -> None:

@@ -55,9 +55,9 @@ class LoadOptions:
 class LoadPlan:
     """The decisions of a load, for the devices of one process.
 
-    `rank_devices[r]`: the numbers of rank r's devices among those of all. `ubatch_size`: tokens of a step at most. `few_rows_apart`: no
-    more than SMALL_ROWS rows are ever computed by a step for more of them, since a GPU computes those on tensor cores, whose bits differ.
-    Both are the same on all ranks, which take each step together.
+    `rank_devices[r]`: the numbers of rank r's devices among those of all. `ubatch_size`: tokens of a step at most. `few_rows_apart`: up
+    to SMALL_ROWS rows are never computed by a step that has room for more, since a GPU computes that one on tensor cores, whose bits
+    differ. Both are the same on all ranks, which take each step together.
     """
 
     specs: tuple[DeviceSpec, ...]

@@ -6,7 +6,6 @@ In: the kinds of work that a step has (`predict.needs_of`). Out: `DeviceSpeeds`.
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 import time
@@ -33,6 +32,7 @@ _RUNS = 15
 _TIME = "measured at"  # the oldest of them
 _TIMES = ("step", "call", "meeting")
 _BASE = (*_TIMES, "copies")
+_BEYOND_ALL = 1e18  # bytes per second, or seconds
 Record = Callable[[int, Any], None]  # (device, recorder): adds the calls that are timed
 
 
@@ -311,8 +311,8 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _is_plausible(name: str, value: object) -> bool:
-    """Times may be 0, a speed may not; neither is infinite."""
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
+    """Times may be 0, a speed may not; neither is beyond all machines."""
+    if not isinstance(value, (int, float)) or not value < _BEYOND_ALL:
         return False
     return value > 0 or (value == 0 and name in _TIMES)
 

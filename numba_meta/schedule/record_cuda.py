@@ -23,6 +23,7 @@ from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cuda.kernel import CudaArguments, CudaKernel, Launch
+from numba_meta.kernels.cuda.variants import VariantKernel
 from numba_meta.ops.lowering import Constant
 from numba_meta.schedule.calls import AddressList, Call, EventName
 from numba_meta.schedule.cuda_staging import plan_staging
@@ -253,7 +254,7 @@ class _Recorder:
             work = call.kernel.prepare(values, data, call.max_rows)
             self._owned.append(work)
             return work
-        assert isinstance(call.kernel, CudaKernel)
+        assert isinstance(call.kernel, CudaKernel | VariantKernel)
         if is_write_back(call) and not on.gpu.is_pinned(values["host"]):
             rows, count = call.arguments["cells"], call.arguments["n_rows"]
             late = LateRows(on, self._binder, values["host"], values["width"], call.max_rows, rows.name, count.name)

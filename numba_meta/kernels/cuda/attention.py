@@ -52,7 +52,9 @@ def attention_rows_scratch_bytes(head_dim_k: int, head_dim_v: int) -> int:
 
 
 @functools.cache
-def attention_chunks(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False) -> CudaKernel:
+def attention_chunks(
+    k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False
+) -> CudaKernel | VariantKernel:
     """The kernel of single steps: every (row, chunk, head) gives its record to `partial` `[row][chunk from the row's first][head]`.
 
     `n_chunks` is the extent of `partial`: at least the chunks that any row touches. Caches in f32 are read in float32 throughout; others by
@@ -82,7 +84,9 @@ def attention_combine_quantize(head_dim_v: int) -> CudaKernel:
 
 
 @functools.cache
-def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False) -> CudaKernel:
+def attention_rows(
+    k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False
+) -> CudaKernel | VariantKernel:
     """The kernel of prompts: y[row][head] (float32, strides in bytes) for any rows; quick where neighbouring rows are of one sequence.
 
     `scratch` is not used. Caches in f32 are read in float32 throughout, and others if `exact`; the bits are those of the exact

@@ -86,7 +86,7 @@ class CudaKernel:
         return f"CudaKernel({self.name})"
 
     def for_gpu(self, gpu: Gpu) -> CudaKernel:
-        """The kernel that this GPU runs: itself, unless it has variants."""
+        """The kernel that this GPU runs: itself. See `VariantKernel`."""
         return self
 
     def launch(self, arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> Launch:
