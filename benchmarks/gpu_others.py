@@ -110,7 +110,7 @@ def rotations(bench: Bench) -> None:
     for rows in (1, 512):
         bench.line(
             rope.rope_angles, f"{rows} x 64", rows, rows * 64 * 8, lambda r=rows: {"table": bench.floats(r * 128)}, positions=positions,
-            inverse_frequencies=frequencies, table_stride=512, half=64, scale=1.0, n_rows=bench.count(rows),
+            inverse_frequencies=frequencies, table_stride=512, half=64, magnitude=1.0, n_rows=bench.count(rows),
         )  # fmt: skip
         size = rows * 32 * 128
         bench.line(

@@ -24,9 +24,8 @@ from command_line import count, listed, run_main
 
 import numba_meta as nm
 from numba_meta.cli.terminal import table
-from numba_meta.models.config import read_config
+from numba_meta.models.description import describe_model
 from numba_meta.models.gguf import read_gguf
-from numba_meta.models.load import tensor_facts
 from numba_meta.models.load_plan import LoadOptions, available_cores
 from numba_meta.models.planner import ModelForecast, plan_transport_of_model
 from numba_meta.models.pull import resolve_model
@@ -70,9 +69,7 @@ def forecast(path: Path, devices: str, contexts: list[int], options: dict[str, i
     file = read_gguf(path)
     try:
         load = LoadOptions(devices=devices, kv="host", kv_pipeline_depth=1, **options)  # type: ignore[arg-type]
-        return plan_transport_of_model(
-            read_config(file), tensor_facts(file), load, contexts, measure_speeds, None, available_cores()
-        )
+        return plan_transport_of_model(describe_model(file), load, contexts, measure_speeds, None, available_cores())
     finally:
         file.close()
 

@@ -102,8 +102,8 @@ def _matmul(params: dict[str, Any], weight: Array, x: Array) -> Array:
 
 
 def _rope_angles(params: dict[str, Any], positions: Array) -> Array:
-    angles = np.outer(np.array(params["inverse_frequencies"]) * params["scale"], positions.reshape(-1))
-    return np.concatenate([np.cos(angles), np.sin(angles)])[:, :, None, None]
+    angles = np.outer(np.array(params["inverse_frequencies"]), positions.reshape(-1))
+    return params["magnitude"] * np.concatenate([np.cos(angles), np.sin(angles)])[:, :, None, None]
 
 
 def _rope(params: dict[str, Any], x: Array, angles: Array) -> Array:

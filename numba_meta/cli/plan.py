@@ -75,9 +75,8 @@ def forecast_model(
 ) -> tuple[ModelForecast, str]:
     """The forecast of a model file and the file's name."""
     from numba_meta.devices.host_memory import available_bytes
-    from numba_meta.models.config import read_config
+    from numba_meta.models.description import describe_model
     from numba_meta.models.gguf import read_gguf
-    from numba_meta.models.load import tensor_facts
     from numba_meta.models.load_plan import LoadOptions as Options
     from numba_meta.models.load_plan import available_cores, beyond_training
     from numba_meta.models.planner import plan_transport_of_model
@@ -89,11 +88,11 @@ def forecast_model(
     file = read_gguf(path)
     try:
         speeds = choose_speeds(weights_gbps, attention_gbps, renew)
-        config = read_config(file)
-        forecast = plan_transport_of_model(config, tensor_facts(file), options, contexts, speeds, available_bytes(), available_cores())
+        described = describe_model(file)
+        forecast = plan_transport_of_model(described, options, contexts, speeds, available_bytes(), available_cores())
     finally:
         file.close()
-    if warning := beyond_training(config, forecast.load.cache_shape):
+    if warning := beyond_training(described.config, forecast.load.cache_shape):
         say(f"numba-meta: {warning}")
     return forecast, path.name
 

@@ -9,7 +9,7 @@ from numba_meta.dtypes import F32, I32, I64, DType
 from numba_meta.errors import ModelFileError
 from numba_meta.graph import Graph
 from numba_meta.models.config import ModelConfig, RopeConfig
-from numba_meta.ops import attention, elementwise, layout, matmul, norm, rope, rows, transport
+from numba_meta.ops import attention, elementwise, layout, matmul, norm, rope, rows, transport, unary
 from numba_meta.split.rules import TensorFacts
 from numba_meta.tensor import Role, Rows, Tensor, format_shape, pad_shape
 
@@ -54,14 +54,11 @@ class _Delivered:
 class GraphBuilder:
     """Builds the graph of a step: one method per piece, shapes as `[axis 0, axis 1, ...]`; R stands for the rows of the batch."""
 
-    def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, TensorFacts], batch: BatchShape, rope_factors: tuple[float, ...] | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, TensorFacts], batch: BatchShape) -> None:
         self.config = config
         self.batch = batch
         self.graph = Graph(f"{config.architecture} {batch.n_rows} rows")
         self._tensors = tensors
-        self._rope_factors = rope_factors
         self._weights: dict[str, Tensor] = {}
         self._angles: dict[RopeConfig, Tensor] = {}
         leaf = self.graph.leaf
@@ -148,13 +145,13 @@ class GraphBuilder:
             y = elementwise.add(self.graph, y, self.weight(f"{weight}.bias", n_heads * head_dim), f"{weight}.biased")
         return layout.reshape(self.graph, y, [head_dim, n_heads, x.shape[1]], f"{weight}.heads")
 
-    def rotate(self, x: Tensor, config: RopeConfig, interleaved: bool, name: str) -> Tensor:
+    def rotate(self, x: Tensor, config: RopeConfig, name: str) -> Tensor:
         """Rotary embedding of `[head_dim, heads, R]`; the angles are shared by all layers of a kind."""
         if config not in self._angles:
-            frequencies = config.inverse_frequencies(self._rope_factors)
             name_of_kind = f"rope_angles_{len(self._angles)}"
-            self._angles[config] = rope.rope_angles(self.graph, self.positions, frequencies, config.scale, name_of_kind)
-        return rope.rope(self.graph, x, self._angles[config], interleaved, name)
+            frequencies = config.inverse_frequencies
+            self._angles[config] = rope.rope_angles(self.graph, self.positions, frequencies, config.magnitude, name_of_kind)
+        return rope.rope(self.graph, x, self._angles[config], config.interleaved, name)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Stores k and v `[head_dim, kv heads, R]` in the layer's cache, then attends: `[head_dim_v * heads, R]`."""
@@ -169,15 +166,15 @@ class GraphBuilder:
             table,
             self.sequences,
             self.positions,
-            scale=self.config.attention_scale,
-            window=self.config.windows[layer],
+            scale=self.config.layers[layer].scale,
+            window=self.config.layers[layer].window,
             name=f"attention.{layer}",
         )
         return layout.reshape(self.graph, out, [out.shape[0] * out.shape[1], out.shape[2]], f"attention.{layer}.joined")
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Caches on the devices with this step's rows in them, and the table of their cells."""
-        local = bool(self.config.windows[layer])
+        local = bool(self.config.layers[layer].window)
         resident, n_cells = self._resident_of(local), self.batch.n_window_cells if local else self.batch.n_cells
         stored = []
         for name, x, dtype in self._caches(layer, k, v):
@@ -187,7 +184,7 @@ class GraphBuilder:
 
     def _store_delivered(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Windows of caches in host memory with this step's rows in them, which also go back to the host."""
-        local = bool(self.config.windows[layer])
+        local = bool(self.config.layers[layer].window)
         d, shape, g = self._delivered_of(local), self.batch.windows[local], self.graph
         caches, windows = [], []
         for part, (name, x, dtype) in zip("kv", self._caches(layer, k, v), strict=True):
@@ -221,7 +218,7 @@ class GraphBuilder:
 
     def feed_forward(self, x: Tensor, layer: int, kind: str) -> Tensor:
         """`down(activation(gate(x)) * up(x))`: column parallel, then row parallel."""
-        prefix, n_ff = f"blk.{layer}.ffn", self.config.shape.n_ff
+        prefix, n_ff = f"blk.{layer}.ffn", self.config.layers[layer].n_ff
         gate, up = self.project(x, f"{prefix}_gate", n_ff), self.project(x, f"{prefix}_up", n_ff)
         hidden = elementwise.glu(self.graph, gate, up, kind, f"{prefix}_hidden")
         return self.project(hidden, f"{prefix}_down", x.shape[0])
@@ -239,5 +236,8 @@ class GraphBuilder:
         shape = self.config.shape
         x = self.norm(x, "output_norm.weight", "output_norm")
         head = "output.weight" if self.has("output.weight") else "token_embd.weight"
-        self.graph.output(matmul.matmul(self.graph, self.weight(head, shape.n_embd, shape.n_vocab), x, "logits"))
+        cap = self.config.logit_softcap
+        weight = self.weight(head, shape.n_embd, shape.n_vocab)
+        x = matmul.matmul(self.graph, weight, x, "logits.plain" if cap else "logits")
+        self.graph.output(unary.softcap(self.graph, x, cap, "logits") if cap else x)
         return self.graph

@@ -27,10 +27,9 @@ _ELEMENTS_AT_ONCE = 1 << 22  # of rows that are moved: bounds the memory that an
 
 @dataclass(frozen=True)
 class Rotation:
-    """How the first dims of each head (of `head_dim`) of a key are turned: angle = position * scale * inverse_frequencies."""
+    """How the first dims of each head (of `head_dim`) of a key are turned: angle = position * inverse_frequencies."""
 
     inverse_frequencies: tuple[float, ...]
-    scale: float
     interleaved: bool
     head_dim: int
 
@@ -82,7 +81,7 @@ def _rotation_of(rows: Tensor) -> Rotation | None:
     if rows.op != "rope":
         return None
     angles = rows.sources[1].params
-    return Rotation(tuple(angles["inverse_frequencies"]), float(angles["scale"]), bool(rows.params["interleaved"]), rows.shape[0])
+    return Rotation(tuple(angles["inverse_frequencies"]), bool(rows.params["interleaved"]), rows.shape[0])
 
 
 def rotate_keys(rows: RawRows, dtype: DType, rotation: Rotation, n_positions: int) -> RawRows:
@@ -93,7 +92,7 @@ def rotate_keys(rows: RawRows, dtype: DType, rotation: Rotation, n_positions: in
     """
     values = dequantize(rows, dtype)
     heads = values.reshape(len(rows), -1, rotation.head_dim)
-    angles = n_positions * rotation.scale * np.asarray(rotation.inverse_frequencies, np.float64)
+    angles = n_positions * np.asarray(rotation.inverse_frequencies, np.float64)
     cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     half = len(angles)
     first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rotation.interleaved else (slice(0, half), slice(half, 2 * half))

@@ -8,24 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from numba_meta.devices.meta import MetaDevice
-from numba_meta.errors import ModelFileError, NumbaMetaWarning
-from numba_meta.graph import Graph
-from numba_meta.models.architectures import build_graph
-from numba_meta.models.builder import BatchShape, GraphBuilder
-from numba_meta.models.config import ModelConfig, read_config
+from numba_meta.errors import NumbaMetaWarning
+from numba_meta.models.builder import BatchShape
 from numba_meta.models.context import Context
+from numba_meta.models.description import ModelDescription, describe_model
 from numba_meta.models.gguf import GGUFFile, read_gguf
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, beyond_training, check_call, plan_load
 from numba_meta.models.model import Model
 from numba_meta.models.pull import resolve_model
 from numba_meta.models.ranks import RankGroup
 from numba_meta.models.weights import load_weights, plan_weights
-from numba_meta.quants import dequantize
-from numba_meta.split.rules import TensorFacts
-from numba_meta.tensor import Role, Tensor
+from numba_meta.tensor import Role
 
 if TYPE_CHECKING:
     from numba_meta.comm.failure import RankLaunch
@@ -104,13 +98,13 @@ def load(
         return _load_over_ranks(str(name_or_path), options, progress, launch)
     file = read_gguf(resolve_model(str(name_or_path), progress))
     try:
-        config = read_config(file)
-        plan = plan_load(config, tensor_facts(file), options)
-        context = load_context(file, config, options, plan, progress)
+        model = describe_model(file)
+        plan = plan_load(model, options)
+        context = load_context(file, model, options, plan, progress)
     except BaseException:
         file.close()
         raise
-    return Model(file, config, options, plan, context)
+    return Model(file, model.config, options, plan, context)
 
 
 def _launch() -> RankLaunch | None:
@@ -130,25 +124,30 @@ def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None,
 
     load = RankLoad(launch, options)
     try:
-        file, config, plan, group = load.join(lambda: read_gguf(resolve_model(name, progress)))
-        context = load_context(file, config, options, plan, progress, group)
+        file, model, plan, group = load.join(lambda: read_gguf(resolve_model(name, progress)))
+        context = load_context(file, model, options, plan, progress, group)
     except BaseException:
         load.close()
         raise
-    return Model(file, config, options, plan, context)
+    return Model(file, model.config, options, plan, context)
 
 
 def load_context(
-    file: GGUFFile, config: ModelConfig, options: LoadOptions, plan: LoadPlan, progress: Progress | None, group: RankGroup | None = None
+    file: GGUFFile,
+    model: ModelDescription,
+    options: LoadOptions,
+    plan: LoadPlan,
+    progress: Progress | None,
+    group: RankGroup | None = None,
 ) -> Context:
     """Carries a planned load out: weights on their devices, an empty cache."""
-    build, leaves = graph_builder(file, config, plan)
+    smallest = model.graph(BatchShape(1, 1, 1, 1, 1, 1 if model.config.window else 0, *plan.cache_types))
+    weight_leaves = [leaf for leaf in smallest.leaves if leaf.role is Role.WEIGHT]
     device = MetaDevice.open(plan.specs, plan.n_threads)
-    weight_leaves = [leaf for leaf in leaves if leaf.role is Role.WEIGHT]
     own = group.ranks.own if group else None
     weight_plan = plan_weights(weight_leaves, plan.cuts.weights, len(device), own, device.kind, device.alignment)
 
-    if (warning := beyond_training(config, plan.cache_shape)) and (group is None or group.ranks.rank == 0):
+    if (warning := beyond_training(model.config, plan.cache_shape)) and (group is None or group.ranks.rank == 0):
         warnings.warn(warning, NumbaMetaWarning, stacklevel=3)
 
     def report(done: int, total: int) -> None:
@@ -159,7 +158,7 @@ def load_context(
         with _told_of_compiling(progress):
             weights = load_weights(file, weight_leaves, weight_plan, device, report)
             context = Context(
-                build, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, plan.ubatch_size,
+                model.graph, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, plan.ubatch_size,
                 plan.few_rows_apart,
                 plan.host_cache,
                 options.deterministic,
@@ -172,22 +171,6 @@ def load_context(
         device.close()
         raise
     return context
-
-
-def graph_builder(file: GGUFFile, config: ModelConfig, plan: LoadPlan) -> tuple[Callable[[BatchShape], Graph], list[Tensor]]:
-    """What builds the graphs of steps, and the leaves of the smallest one."""
-    tensors, factors = tensor_facts(file), _rope_factors(file)
-
-    def build(batch: BatchShape) -> Graph:
-        return build_graph(config, GraphBuilder(config, tensors, batch, factors))
-
-    smallest = BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, *plan.cache_types)
-    return build, build(smallest).leaves
-
-
-def tensor_facts(file: GGUFFile) -> dict[str, TensorFacts]:
-    """Type and shape of every tensor, by name."""
-    return {name: TensorFacts(info.dtype, info.shape) for name, info in file.tensors.items()}
 
 
 @contextmanager
@@ -210,13 +193,3 @@ def _told_of_compiling(progress: Progress | None) -> Iterator[None]:
         on_compile.remove(listener)
         if progress and n_compiled:
             progress("compiling kernels for this machine (only once)", n_compiled, n_compiled)
-
-
-def _rope_factors(file: GGUFFile) -> tuple[float, ...] | None:
-    if "rope_freqs.weight" not in file.tensors:
-        return None
-    info = file.tensor("rope_freqs.weight")
-    values = dequantize(file.raw(info.name).reshape(-1), info.dtype)
-    if not np.all(np.isfinite(values) & (values > 0)):
-        raise ModelFileError(f"{file.path.name}: rope_freqs.weight holds factors that are not positive numbers; the file is damaged")
-    return tuple(float(v) for v in values)

@@ -13,6 +13,7 @@ from numba_meta.dtypes import DType
 from numba_meta.errors import UsageError, counted
 from numba_meta.models.arguments import file_path
 from numba_meta.models.config import ModelConfig
+from numba_meta.models.description import ModelDescription
 from numba_meta.models.kv_cache import CacheShape, plan_cache_shape
 from numba_meta.models.ranks import parse_rank_devices
 from numba_meta.models.step_shape import SMALL_ROWS
@@ -21,7 +22,6 @@ from numba_meta.schedule.ranks import device_ranges
 from numba_meta.schedule.transport_plan import TransportOptions
 from numba_meta.split.cut import parse_tensor_split
 from numba_meta.split.policy import CutPlan, plan_cuts
-from numba_meta.split.rules import TensorFacts
 
 MAX_DEVICES = 64  # as many as ranks: planning takes the square of their number
 Chosen = TypeVar("Chosen", int, bool)
@@ -71,9 +71,10 @@ class LoadPlan:
     few_rows_apart: bool
 
 
-def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: LoadOptions, rank: int = 0, n_ranks: int = 1) -> LoadPlan:
+def plan_load(model: ModelDescription, options: LoadOptions, rank: int = 0, n_ranks: int = 1) -> LoadPlan:
     """Checks the options against the model and decides cuts, cache and threads. Raises `UsageError`."""
     _check_numbers(options)
+    config = model.config
     by_rank = plan_devices(options.devices, n_ranks)
     specs, rank_devices = by_rank[rank], device_ranges([len(each) for each in by_rank])
     cache_types = (
@@ -84,7 +85,8 @@ def plan_load(config: ModelConfig, tensors: dict[str, TensorFacts], options: Loa
     host_cache = choose_host_cache(options, config.shape.n_layer)
     shape = plan_cache_shape(ctx_size, options.parallel, options.kv_unified, config.window, options.ubatch_size, host_cache is not None)
     proportions = parse_tensor_split(options.tensor_split, rank_devices[-1].stop)
-    cuts = plan_cuts(config.architecture, config.shape, tensors, proportions, cache_types, options.deterministic)
+    family, sizes = model.architecture.family, config.layer_shapes
+    cuts = plan_cuts(family, config.shape, model.tensors, proportions, cache_types, options.deterministic, sizes)
     few_rows_apart = any(spec.kind == "cuda" for specs in by_rank for spec in specs)
     ubatch_size = options.ubatch_size
     if options.deterministic and not options.exact and few_rows_apart:

@@ -12,7 +12,7 @@ from numba_meta.comm.mpi import cpu_factories
 from numba_meta.comm.record import facts_of
 from numba_meta.devices.host_memory import available_bytes
 from numba_meta.devices.parse import DeviceSpec
-from numba_meta.models.config import ModelConfig, read_config
+from numba_meta.models.description import ModelDescription, describe_model
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, choose_threads, plan_load
 from numba_meta.models.planner import smallest_graph
@@ -22,7 +22,6 @@ from numba_meta.models.step_shape import leaf_state
 from numba_meta.models.weights import plan_weights
 from numba_meta.schedule.ranks import Ranks, ReductionTable
 from numba_meta.split.policy import describe_cuts
-from numba_meta.split.rules import TensorFacts
 from numba_meta.tensor import Role
 
 _OWN = ("threads",)  # options that ranks need not share
@@ -36,33 +35,32 @@ class RankLoad:
         self._options = options
         self._file: GGUFFile | None = None
 
-    def join(self, open_file: Callable[[], GGUFFile]) -> tuple[GGUFFile, ModelConfig, LoadPlan, RankGroup]:
+    def join(self, open_file: Callable[[], GGUFFile]) -> tuple[GGUFFile, ModelDescription, LoadPlan, RankGroup]:
         """The file and what is decided for this rank, once all ranks have agreed. Raises the same error on every rank."""
-        launch, planned = self._launch, list[tuple[GGUFFile, ModelConfig, LoadPlan]]()
+        launch, planned = self._launch, list[tuple[GGUFFile, ModelDescription, LoadPlan]]()
 
         def prepare() -> JoinRequest:
             file = self._file = open_file()
-            config = read_config(file)
-            tensors = {name: TensorFacts(info.dtype, info.shape) for name, info in file.tensors.items()}
-            plan = plan_load(config, tensors, self._options, launch.rank, launch.size)
-            planned.append((file, config, plan))
-            return self._request(file, config, plan, tensors)
+            model = describe_model(file)
+            plan = plan_load(model, self._options, launch.rank, launch.size)
+            planned.append((file, model, plan))
+            return self._request(file, model, plan)
 
         joined = launch.join(prepare, release=self.close)
-        ((file, config, plan),) = planned
+        ((file, model, plan),) = planned
         check_host_memory(joined)
         n_threads = choose_threads(self._options.threads or joined.threads(), len(plan.specs))
         ranks = Ranks(launch.rank, plan.rank_devices, self._table(plan))
-        return file, config, replace(plan, n_threads=n_threads), RankGroup(launch, joined, ranks)
+        return file, model, replace(plan, n_threads=n_threads), RankGroup(launch, joined, ranks)
 
-    def _request(self, file: GGUFFile, config: ModelConfig, plan: LoadPlan, tensors: dict[str, TensorFacts]) -> JoinRequest:
-        identity = identify_model(file, config.shape.n_layer, config.shape.n_vocab)
+    def _request(self, file: GGUFFile, model: ModelDescription, plan: LoadPlan) -> JoinRequest:
+        identity = identify_model(file, model.config.shape.n_layer, model.config.shape.n_vocab)
         options = {name: value for name, value in asdict(self._options).items() if name not in _OWN}
         return JoinRequest(
             facts_of(str(identity).encode() + identity.digest.encode(), "; ".join(describe_cuts(plan.cuts)), options),
             offers=offered_names(self._launch.world, factories_for(plan.specs[0]), forced_name()),
             forced=forced_name(),
-            needed_host_bytes=needed_bytes(config, plan, tensors, self._launch.rank),
+            needed_host_bytes=needed_bytes(model, plan, self._launch.rank),
             available_host_bytes=available_bytes(),
         )
 
@@ -91,9 +89,9 @@ def factories_for(device: DeviceSpec) -> tuple[CommunicatorFactory, ...]:
     return IpcFactory(gpu), NcclFactory(gpu), StagedMpiFactory(gpu), StagedMpiFactory(gpu, pairwise=True)
 
 
-def needed_bytes(config: ModelConfig, plan: LoadPlan, tensors: dict[str, TensorFacts], rank: int) -> int:
+def needed_bytes(model: ModelDescription, plan: LoadPlan, rank: int) -> int:
     """Bytes of weights and caches that a rank will keep in its host's memory: all of them, unless it computes on GPUs."""
-    leaves, state = smallest_graph(config, tensors, plan).leaves, leaf_state(plan.cuts)
+    leaves, state = smallest_graph(model, plan).leaves, leaf_state(plan.cuts)
     devices = plan.rank_devices[rank]
     weights = plan_weights([leaf for leaf in leaves if leaf.role is Role.WEIGHT], plan.cuts.weights, plan.rank_devices[-1].stop, devices)
     on_host = plan.specs[0].kind == "cpu"

@@ -13,9 +13,8 @@ from numba_meta.errors import OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
 from numba_meta.kernels import kernel_set
 from numba_meta.memory.placement import Placement
-from numba_meta.models.architectures import build_graph
-from numba_meta.models.builder import GraphBuilder
 from numba_meta.models.config import ModelConfig
+from numba_meta.models.description import ModelDescription
 from numba_meta.models.kv_cache import CacheShape, plan_cache
 from numba_meta.models.load_plan import LoadOptions, LoadPlan, plan_load
 from numba_meta.models.step_shape import batch_shape, leaf_state
@@ -30,7 +29,6 @@ from numba_meta.schedule.predict import DeviceSpeeds, Needs, device_loads, link_
 from numba_meta.schedule.transport_plan import DeviceFacts, TransportPlan, plan_transport
 from numba_meta.schedule.transport_slots import Delivery, Ring, bucket_cells
 from numba_meta.schedule.virtual_clock import Link
-from numba_meta.split.rules import TensorFacts
 from numba_meta.tensor import Role
 
 _FIRST_CONTEXT = 512
@@ -95,8 +93,7 @@ def default_contexts(n_positions: int) -> tuple[int, ...]:
 
 
 def plan_transport_of_model(
-    config: ModelConfig,
-    tensors: dict[str, TensorFacts],
+    model: ModelDescription,
     options: LoadOptions,
     contexts: Sequence[int] | None = None,
     speeds: Speeds | None = None,
@@ -110,16 +107,16 @@ def plan_transport_of_model(
     `n_cores`: cores for all threads; where there are fewer than threads, a copy's work comes on top of what is computed. Raises
     `UsageError` for what is impossible.
     """
-    plan = plan_load(config, tensors, options)
+    plan, config = plan_load(model, options), model.config
     n_devices = len(plan.specs)
     chosen = sorted(set(default_contexts(plan.cache_shape.n_positions) if contexts is None else contexts))
     if not chosen or chosen[0] < 0 or chosen[-1] >= plan.cache_shape.n_positions:
         raise UsageError(f"contexts {chosen}: expected 0 to {plan.cache_shape.n_positions - 1}, with room for one more token in --ctx-size")
-    graph = smallest_graph(config, tensors, plan)
+    graph = smallest_graph(model, plan)
     split = infer_splits(graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
     kernels = kernel_set(plan.specs[0].kind)
     step = plan_step(split, plan.n_threads, options.exact, _alignment(plan), kernels=kernels)
-    prompt_graph = smallest_graph(config, tensors, plan, plan.ubatch_size)
+    prompt_graph = smallest_graph(model, plan, plan.ubatch_size)
     prompt_split = infer_splits(prompt_graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
     prompt = plan_step(prompt_split, plan.n_threads, options.exact, _alignment(plan), kernels=kernels)
     memory = _memory(plan, split, [a + b for a, b in zip(step.workspace.n_bytes, prompt.workspace.n_bytes, strict=True)])
@@ -180,7 +177,7 @@ def _check_room(plan: LoadPlan, memory: MemoryNeeds) -> None:
             )
 
 
-def smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: LoadPlan, n_rows: int = 1) -> Graph:
+def smallest_graph(model: ModelDescription, plan: LoadPlan, n_rows: int = 1) -> Graph:
     """One token or a prompt, and windows of one bucket: what is read and where devices meet does not depend on more."""
     shape = plan.cache_shape
     windows: dict[bool, WindowShape] = {}
@@ -188,7 +185,7 @@ def smallest_graph(config: ModelConfig, tensors: dict[str, TensorFacts], plan: L
         for local in (False, True) if shape.n_window_cells else (False,):
             windows[local] = choose_window_shape(Window((0,), 0), full_window(shape, local), None)
     batch = batch_shape(shape, plan.cache_types, plan.host_cache, n_rows, 1, windows)
-    return build_graph(config, GraphBuilder(config, tensors, batch, None))
+    return model.graph(batch)
 
 
 def _memory(plan: LoadPlan, split: SplitGraph, workspace: Sequence[int]) -> MemoryNeeds:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numba_meta.ops.lowering import Lowering
 
 
-def rope_angles(graph: Graph, positions: Tensor, inverse_frequencies: Sequence[float], scale: float = 1.0, name: str = "") -> Tensor:
-    """Cosines, then sines, of `positions * scale * inverse_frequencies`: float32 `[2 * half, t]` for int32 positions `[t]`."""
-    return graph.apply("rope_angles", positions, name=name, inverse_frequencies=tuple(inverse_frequencies), scale=scale)
+def rope_angles(graph: Graph, positions: Tensor, inverse_frequencies: Sequence[float], magnitude: float = 1.0, name: str = "") -> Tensor:
+    """Cosines, then sines, of `positions * inverse_frequencies`, times `magnitude`: float32 `[2 * half, t]` for int32 positions `[t]`."""
+    return graph.apply("rope_angles", positions, name=name, inverse_frequencies=tuple(inverse_frequencies), magnitude=magnitude)
 
 
 def rope(graph: Graph, x: Tensor, angles: Tensor, interleaved: bool, name: str = "") -> Tensor:
@@ -54,7 +54,7 @@ class RopeAngles(Operation):
             table=node,
             table_stride=node.strides[1],
             half=node.shape[0] // 2,
-            scale=float(node.params["scale"]),
+            magnitude=float(node.params["magnitude"]),
             n_rows=to.count(node),
         )
 

@@ -1,4 +1,6 @@
-"""The policies: for every architecture a table of tensor names, with the axis each is cut on and the group it is cut with.
+"""What policies are made of: tables of tensor names, with the axis each is cut on and the group it is cut with.
+
+An architecture's own table stands beside its graph (`models/architectures/`). `FAMILIES` has those whose graphs are not there yet.
 
 Read a line as: tensors of this name are cut on this axis, in these parts, together with all tensors of that group. The
 output of one weight meets the input of the next (Q heads meet the attention output, up and gate meet down), so a group is
@@ -46,7 +48,7 @@ _FEED_FORWARD = (
     mirrored(r"ffn_down\.bias"),
 )
 
-_EXPERTS = (
+EXPERTS = (
     cut(r"ffn_(gate|up)_exps\.weight", 1, "experts", "neuron"),
     cut(r"ffn_gate_up_exps\.weight", 1, "experts", "neuron", "neuron"),
     cut(r"ffn_down_exps\.weight", 0, "experts", "neuron"),
@@ -64,12 +66,13 @@ _ATTENTION_STATES: Mapping[str, Rule] = {
 }
 
 
-def _dense(*extra: Rule) -> Family:
+def dense(name: str, *extra: Rule) -> Family:
+    """Layers of attention and a gated feed-forward part under their usual names, with `extra` rules."""
     rules = _ATTENTION + _FEED_FORWARD + _NORMS + extra
-    return Family((LayerTable("attention", rules, _ATTENTION_STATES),), _OUTSIDE)
+    return Family(name, (LayerTable("attention", rules, _ATTENTION_STATES),), _OUTSIDE)
 
 
-def _gated_delta(value: Part, value_head: Part, state: Part) -> Family:
+def _gated_delta(name: str, value: Part, value_head: Part, state: Part) -> Family:
     """Layers of the gated delta rule beside layers of gated attention; how value heads are ordered differs by model."""
     delta = LayerTable(
         "delta",
@@ -85,7 +88,7 @@ def _gated_delta(value: Part, value_head: Part, state: Part) -> Family:
             cut(r"ssm_out\.weight", 0, "delta", value),
             mirrored(r"ssm_norm\.weight"),  # one head wide
             *_FEED_FORWARD,
-            *_EXPERTS,
+            *EXPERTS,
             *_NORMS,
         ),
         {
@@ -97,8 +100,8 @@ def _gated_delta(value: Part, value_head: Part, state: Part) -> Family:
         marker=r"ssm_conv1d\.weight",
     )
     gated = cut(r"attn_q\.weight", 1, "attention", "q_gate")  # each query head lies beside its gate
-    attention = LayerTable("attention", (gated, *_ATTENTION, *_FEED_FORWARD, *_EXPERTS, *_NORMS), _ATTENTION_STATES)
-    return Family((delta, attention), _OUTSIDE)
+    attention = LayerTable("attention", (gated, *_ATTENTION, *_FEED_FORWARD, *EXPERTS, *_NORMS), _ATTENTION_STATES)
+    return Family(name, (delta, attention), _OUTSIDE)
 
 
 _KDA = LayerTable(
@@ -115,7 +118,7 @@ _KDA = LayerTable(
         mirrored(r"ssm_[fg]_a\.weight"),
         mirrored(r"ssm_norm\.weight"),
         *_FEED_FORWARD,
-        *_EXPERTS,
+        *EXPERTS,
         *_NORMS,
     ),
     {
@@ -138,26 +141,25 @@ _MLA = LayerTable(
         mirrored(r"attn_(q_a|kv_a)_norm\.weight"),
         mirrored(r"indexer\..*"),
         *_FEED_FORWARD,
-        *_EXPERTS,
+        *EXPERTS,
         *_NORMS,
     ),
     # Every head reads the one latent.
     {"q_heads": cut("", 2, "mla", "one"), "kv_heads": mirrored(""), "cache_k": mirrored(""), "cache_v": mirrored("")},
 )
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": _dense(*_EXPERTS),
-    "gemma3": _dense(),
-    "qwen2": _dense(),
-    "qwen3": _dense(),
-    "qwen2moe": _dense(*_EXPERTS),
-    "qwen3moe": _dense(*_EXPERTS),
+_PLANNED = (
+    dense("qwen2"),
+    dense("qwen3"),
+    dense("qwen2moe", *EXPERTS),
+    dense("qwen3moe", *EXPERTS),
     # The value heads of one key head lie side by side, or one head of every key head forms a tile.
-    "qwen3next": _gated_delta(Part("v"), Part("v_heads"), Part("state")),
-    "qwen35": _gated_delta(Part("v_head", "tiles"), Part("one", "tiles"), Part("state_head", "tiles")),
-    "qwen35moe": _gated_delta(Part("v_head", "tiles"), Part("one", "tiles"), Part("state_head", "tiles")),
-    "kimi-linear": Family((_KDA, _MLA), _OUTSIDE),
-}
+    _gated_delta("qwen3next", Part("v"), Part("v_heads"), Part("state")),
+    _gated_delta("qwen35", Part("v_head", "tiles"), Part("one", "tiles"), Part("state_head", "tiles")),
+    _gated_delta("qwen35moe", Part("v_head", "tiles"), Part("one", "tiles"), Part("state_head", "tiles")),
+    Family("kimi-linear", (_KDA, _MLA), _OUTSIDE),
+)
+FAMILIES: Mapping[str, Family] = {family.name: family for family in _PLANNED}
 
 
 def _attention_items(shape: ModelShape, one_per_query_head: bool) -> Items:

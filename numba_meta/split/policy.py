@@ -15,7 +15,7 @@ from types import MappingProxyType
 from numba_meta.dtypes import F16, DType
 from numba_meta.errors import SplitError
 from numba_meta.split.cut import cut_extents
-from numba_meta.split.families import FAMILIES, group_items
+from numba_meta.split.families import group_items
 from numba_meta.split.rules import Described, Family, Items, LayerTable, ModelShape, Part, Rule
 from numba_meta.split.state import MIRRORED, Segment, SplitState, split
 
@@ -95,34 +95,34 @@ class _Cut:
 
 
 def plan_cuts(
-    architecture: str,
+    family: Family,
     shape: ModelShape,
     tensors: Mapping[str, Described],
     proportions: Sequence[Fraction | int],
     cache_types: tuple[DType, DType] = (F16, F16),
     deterministic: bool = False,
+    layer_shapes: Sequence[ModelShape] | None = None,
 ) -> CutPlan:
-    """Where every tensor of a model is cut for these proportions, one per device.
+    """Where every tensor of a model is cut for these proportions, one per device, by the rules of its `family`.
 
-    `deterministic`: no weight is cut inside its rows, so that no sum crosses devices; what a device's rows read is gathered.
+    `layer_shapes`: the sizes of each layer, where they differ from `shape`. `deterministic`: no weight is cut inside its
+    rows, so that no sum crosses devices; what a device's rows read is gathered.
 
     Tensors that meet in a layer are cut alike, in the least unit that keeps every cut between their blocks; so are the
-    rows of the K and V cache, stored as `cache_types`. Raises `SplitError` for an architecture without a policy, a tensor
-    without a rule, and sizes that do not fit the tensors.
+    rows of the K and V cache, stored as `cache_types`. Raises `SplitError` for a tensor without a rule and for sizes that do
+    not fit the tensors.
     """
-    if architecture not in FAMILIES:
-        raise SplitError(f"architecture {architecture}: no policy says how to cut it; expected one of {', '.join(FAMILIES)}")
-    family = FAMILIES[architecture]
     weights: dict[str, SplitState] = {}
     groups: list[CutGroup] = []
     layers: list[LayerCuts] = []
     for layer, members in _by_layer(tensors, shape).items():
         table = None if layer is None else _table_of(family, members)
-        rules = _rules_of(members, family.outside if table is None else table.rules, layer, architecture)
+        rules = _rules_of(members, family.outside if table is None else table.rules, layer, family.name)
         demands = [(rule, members[name].dtype) for name, rule in rules.items()]
         if table is not None:
             demands += [(rule, _state_type(name, cache_types)) for name, rule in table.states.items()]
-        cuts = _choose_cuts(demands, shape, proportions)
+        sizes = shape if layer is None or layer_shapes is None else layer_shapes[layer]
+        cuts = _choose_cuts(demands, sizes, proportions)
         for name, rule in rules.items():
             full_name = _full_name(name, layer)
             weights[full_name] = _state(rule, cuts)
@@ -139,7 +139,7 @@ def plan_cuts(
         if table is not None:
             layers.append(LayerCuts(table.mixer, **{name: _state(rule, cuts) for name, rule in table.states.items()}))
     in_order = {name: weights[name] for name in tensors}
-    return CutPlan(architecture, len(proportions), MappingProxyType(in_order), tuple(layers), tuple(groups))
+    return CutPlan(family.name, len(proportions), MappingProxyType(in_order), tuple(layers), tuple(groups))
 
 
 def describe_cuts(plan: CutPlan) -> tuple[str, ...]:

@@ -120,8 +120,9 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class Family:
-    """A policy: the kinds of layers, told apart by their markers in this order, and the rules outside of layers."""
+    """The policy of an architecture: its kinds of layers, told apart by their markers in this order, and the rules outside of layers."""
 
+    name: str
     layers: tuple[LayerTable, ...]
     outside: tuple[Rule, ...]
 

@@ -35,9 +35,9 @@ class EditedModel(ReferenceModel):
         q, k, v = (self._project(x, layer, f"attn_{part}").reshape(n, -1, self.head_dim) for part in "qkv")
         if gemma:
             q, k = self._norm(q, layer, "attn_q_norm"), self._norm(k, layer, "attn_k_norm")
-        group = self.n_head // self.n_head_kv
+        group = q.shape[1] // k.shape[1]
         v = np.repeat(v, group, axis=1)
-        out = np.empty((n, self.n_head, self.head_dim))
+        out = np.empty((n, q.shape[1], self.head_dim))
         edits = [Edit(0, (), 0), *self.edits]
         for edit, stop in zip(edits, [*(e.first for e in self.edits), n], strict=True):
             positions: list[int | None] = [*edit.positions, *range(edit.position, edit.position + n - edit.first)]

@@ -23,9 +23,8 @@ class ReferenceModel:
     architecture: str
     weights: dict[str, Array]
     n_layer: int
-    n_head: int
-    n_head_kv: int
     head_dim: int
+    score_scale: float
     n_rotated: int
     epsilon: float
     rope_base: float
@@ -42,15 +41,16 @@ class ReferenceModel:
             return _field(reader, f"{architecture}.{key}", default)
 
         weights = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors}
-        n_head, gemma = value("attention.head_count"), architecture == "gemma3"
-        head_dim = value("attention.key_length", value("embedding_length") // n_head)
+        gemma = architecture == "gemma3"
+        width = value("embedding_length") // _first(value("attention.head_count"))
+        head_dim = value("attention.key_length", width)
+        by_width = gemma and value("block_count") == 62  # Gemma 3 27B
         return cls(
             architecture=architecture,
             weights=weights,
             n_layer=value("block_count"),
-            n_head=n_head,
-            n_head_kv=value("attention.head_count_kv"),
             head_dim=head_dim,
+            score_scale=(width if by_width else head_dim) ** -0.5,
             n_rotated=value("rope.dimension_count", head_dim),
             epsilon=value("attention.layer_norm_rms_epsilon"),
             rope_base=value("rope.freq_base"),
@@ -90,8 +90,8 @@ class ReferenceModel:
             if gemma:
                 heads[part] = self._norm(heads[part], layer, f"attn_{part}_norm")
             heads[part] = self._rotate(heads[part], 10_000.0 if local else self.rope_base)
-        k, v = (np.repeat(heads[part], self.n_head // self.n_head_kv, axis=1) for part in "kv")
-        scores = np.einsum("qhd,khd->hqk", heads["q"], k) * self.head_dim**-0.5
+        k, v = (np.repeat(heads[part], heads["q"].shape[1] // heads[part].shape[1], axis=1) for part in "kv")
+        scores = np.einsum("qhd,khd->hqk", heads["q"], k) * self.score_scale
         age = np.arange(n)[:, None] - np.arange(n)[None, :]
         seen = (age >= 0) & (age < self.window) if local else age >= 0
         scores = np.where(seen, scores, -np.inf)
@@ -124,6 +124,10 @@ class ReferenceModel:
 
 def _rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon) * weight
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
 
 
 def _field(reader: gguf.GGUFReader, key: str, default: Any = None) -> Any:

@@ -70,7 +70,7 @@ def test_rotated_keys_are_those_of_their_new_positions(
     frequencies = 10_000.0 ** (-2.0 * np.arange(n_rotated // 2) / n_rotated) / rng.uniform(1, 8, n_rotated // 2)
     at = position + drop + np.arange(5)
     stored = quantize(turned(plain, at, scale * frequencies, interleaved).reshape(5, -1), dtype)
-    rotation = Rotation(tuple(frequencies), scale, interleaved, 64)
+    rotation = Rotation(tuple(scale * frequencies), interleaved, 64)
     got = dequantize(rotate_keys(stored, dtype, rotation, -drop), dtype).reshape(plain.shape)
     wanted = turned(plain, at - drop, scale * frequencies, interleaved)
     assert np.abs(got - wanted).max() < BOUNDS[dtype]
@@ -86,11 +86,11 @@ def test_layers_are_found_with_the_rotation_of_their_graph(paths: dict[str, Path
                 layers, config = model.context.cache.layers, model.config
                 assert [layer.window for layer in layers] == list(config.windows)
                 for i, layer in enumerate(layers):
-                    rope = config.rope_local if config.windows[i] else config.rope
-                    rotation = Rotation(rope.inverse_frequencies(), rope.scale, name == "llama", config.shape.head_dim_k)
+                    rope = config.layers[i].rope
+                    rotation = Rotation(rope.inverse_frequencies, name == "llama", config.shape.head_dim_k)
                     assert (layer.k.name, layer.k.rotation) == (f"cache_k.{i}", rotation)
                     assert (layer.v.name, layer.v.rotation) == (f"cache_v.{i}", None)
-    assert config.rope_local != config.rope
+    assert len({layer.rope for layer in config.layers}) == 2
 
 
 # ---- what the next tokens see ----------------------------------------------------------------------------------------------------------
@@ -353,8 +353,7 @@ def test_rope_scale_and_factors_come_from_the_model(tmp_path: Path, paths: dict[
         with nm.load(path, exact=True, ctx_size=100) as model:
             rotation = model.context.cache.layers[0].k.rotation
             assert rotation is not None
-            assert rotation.scale == (0.25 if path == scaled else 1.0)
-            assert math.isclose(rotation.inverse_frequencies[-1], 10_000.0 ** (-30 / 32) if path == scaled else 10_000.0 ** (-62 / 64) / 8)
+            assert math.isclose(rotation.inverse_frequencies[-1], 0.25 * 10_000.0 ** (-30 / 32) if path == scaled else 10_000.0 ** (-62 / 64) / 8)
             append(model, tokens[:80])
             model.cache.shift(0, 3, 50)
             got = append(model, tokens[80:])

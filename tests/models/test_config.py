@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import gguf
@@ -11,7 +12,8 @@ from models.rewriting import REMOVED, rewrite
 from synthetic import write_model
 
 from numba_meta.errors import ModelFileError
-from numba_meta.models.config import ModelConfig, RopeConfig, read_config
+from numba_meta.models.config import LayerSpec, ModelConfig, RopeConfig, YarnConfig
+from numba_meta.models.description import describe_model
 from numba_meta.models.gguf import read_gguf
 
 VALUE = gguf.GGUFValueType
@@ -20,7 +22,7 @@ VALUE = gguf.GGUFValueType
 def config_of(path: Path) -> ModelConfig:
     file = read_gguf(path)
     try:
-        return read_config(file)
+        return describe_model(file).config
     finally:
         file.close()
 
@@ -31,9 +33,8 @@ def test_smollm2(smollm2_path: Path) -> None:
     shape = config.shape
     assert (config.architecture, shape.n_layer, shape.n_embd, shape.n_ff, shape.n_vocab) == ("llama", 30, 576, 1536, 49152)
     assert (shape.n_head, shape.n_head_kv, shape.head_dim_k, shape.head_dim_v) == (9, 3, 64, 64)
-    assert config.rope == config.rope_local == RopeConfig(64, 100_000.0, 1.0)
-    assert config.window == 0 and config.embedding_scale == 1.0
-    assert config.attention_scale == 0.125
+    assert set(config.layers) == {LayerSpec(9, 3, 1536, RopeConfig(64, 100_000.0, interleaved=True), scale=0.125, window=0)}
+    assert len(config.layers) == 30 and config.embedding_scale == 1.0
 
 
 def test_gemma3(gemma3_path: Path) -> None:
@@ -42,37 +43,184 @@ def test_gemma3(gemma3_path: Path) -> None:
     shape = config.shape
     assert (config.architecture, shape.n_layer, shape.n_embd, shape.n_vocab) == ("gemma3", 18, 640, 262144)
     assert (shape.n_head, shape.n_head_kv, shape.head_dim_k, shape.head_dim_v) == (4, 1, 256, 256)
-    assert config.rope == RopeConfig(256, 1_000_000.0) and config.rope_local == RopeConfig(256, 10_000.0)
+    assert {layer.rope for layer in config.layers if not layer.window} == {RopeConfig(256, 1_000_000.0)}
+    assert {layer.rope for layer in config.layers if layer.window} == {RopeConfig(256, 10_000.0)}
     assert [i for i, window in enumerate(config.windows) if window == 0] == [5, 11, 17]
     assert {window for window in config.windows if window} == {512} == {config.window}
     assert config.embedding_scale == pytest.approx(640**0.5)
 
 
+def llama_with(tmp_path: Path, keys: dict[str, object], **sizes: object) -> ModelConfig:
+    source = write_model(tmp_path / "plain.gguf", **sizes)  # type: ignore[arg-type]
+    return config_of(rewrite(source, tmp_path / "other.gguf", {f"llama.{key}": value for key, value in keys.items()}))
+
+
+def gemma_with(tmp_path: Path, keys: dict[str, object], **sizes: object) -> ModelConfig:
+    source = write_model(tmp_path / "plain.gguf", "gemma3", **sizes)  # type: ignore[arg-type]
+    return config_of(rewrite(source, tmp_path / "other.gguf", {f"gemma3.{key}": value for key, value in keys.items()}))
+
+
+def number(value: float) -> tuple[float, gguf.GGUFValueType]:
+    return value, VALUE.FLOAT32
+
+
+def whole(value: int) -> tuple[int, gguf.GGUFValueType]:
+    return value, VALUE.UINT32
+
+
+def array(values: list[object], kind: gguf.GGUFValueType) -> tuple[object, ...]:
+    return values, VALUE.ARRAY, kind
+
+
 def test_what_is_left_out_has_the_usual_value(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "llama.gguf", n_head=4, n_head_kv=4)
     keys = ("rope.dimension_count", "rope.freq_base", "attention.head_count_kv")
-    config = config_of(rewrite(source, tmp_path / "bare.gguf", {f"llama.{key}": REMOVED for key in keys}))
-    assert config.rope == RopeConfig(64, 10_000.0) and config.shape.n_head_kv == 4
+    config = llama_with(tmp_path, dict.fromkeys(keys, REMOVED), n_head=4, n_head_kv=4)
+    assert config.layers[0].rope == RopeConfig(64, 10_000.0, interleaved=True) and config.shape.n_head_kv == 4
+    config = gemma_with(tmp_path, {"rope.freq_base": REMOVED}, n_layer=6)
+    assert config.layers[5].rope.base == 10_000.0
+
+
+# ---- rope scaling: what its absence means ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "scale"),
+    [
+        ({"rope.scaling.type": ("linear", VALUE.STRING), "rope.scaling.factor": number(4.0)}, 0.25),
+        ({"rope.scaling.factor": number(4.0)}, 0.25),
+        ({"rope.scale_linear": number(4.0)}, 0.25),
+        ({"rope.scale_linear": number(4.0), "rope.scaling.factor": number(2.0)}, 0.5),
+        ({"rope.scale_linear": number(4.0), "rope.scaling.factor": number(0.0)}, 1.0),
+        ({"rope.scaling.type": ("none", VALUE.STRING), "rope.scaling.factor": number(4.0)}, 1.0),
+        ({"rope.scaling.type": ("linear", VALUE.STRING)}, 1.0),
+        ({"rope.scaling.factor": number(0.0)}, 1.0),
+        ({"rope.scaling.factor": whole(8)}, 0.125),
+    ],
+)
+def test_rope_scaling_is_linear_unless_told_otherwise(keys: dict[str, object], scale: float, tmp_path: Path) -> None:
+    assert {layer.rope.scale for layer in llama_with(tmp_path, keys).layers} == {scale}
+    layers = gemma_with(tmp_path, keys, n_layer=6).layers
+    assert [layer.rope.scale for layer in layers] == [1.0] * 5 + [scale], "local layers are not scaled"
+
+
+def test_yarn_and_magnitudes(tmp_path: Path) -> None:
+    keys = {"rope.scaling.type": ("yarn", VALUE.STRING), "rope.scaling.factor": number(4.0)}
+    rope = llama_with(tmp_path, keys, context_length=512).layers[0].rope
+    assert (rope.scale, rope.yarn) == (0.25, YarnConfig(512)) and rope.magnitude == pytest.approx(1 + 0.1 * np.log(4))
+    rope = llama_with(tmp_path, {**keys, "rope.scaling.original_context_length": whole(64), "rope.scaling.attn_factor": number(2.0)})
+    assert rope.layers[0].rope.yarn == YarnConfig(64) and rope.layers[0].rope.magnitude == pytest.approx(2 + 0.2 * np.log(4))
+    assert llama_with(tmp_path, {"rope.scaling.attn_factor": number(1.5)}).layers[0].rope.magnitude == 1.5
+
+
+def test_impossible_rope_scaling_is_refused(tmp_path: Path) -> None:
+    for keys, words in (
+        ({"rope.scaling.type": ("longrope", VALUE.STRING)}, "rope scaling 'longrope' is not supported"),
+        ({"rope.scaling.factor": number(-2.0)}, "rope.scaling.factor is -2.0, expected a positive number, or 0"),
+        ({"rope.scaling.factor": number(float("nan"))}, "rope.scaling.factor is nan"),
+        ({"rope.freq_base": number(1.0), "rope.scaling.type": ("yarn", VALUE.STRING), "rope.scaling.factor": number(2.0)}, "base 1.0"),
+    ):
+        with pytest.raises(ModelFileError, match=words):
+            llama_with(tmp_path, keys)
+
+
+def test_inverse_frequencies_are_those_of_the_papers() -> None:
+    np.testing.assert_allclose(RopeConfig(8, 10_000.0).inverse_frequencies, [1, 0.1, 0.01, 0.001])
+    np.testing.assert_allclose(RopeConfig(4, 100.0, factors=(2.0, 5.0)).inverse_frequencies, [0.5, 0.02])
+    np.testing.assert_allclose(RopeConfig(4, 100.0, scale=0.5).inverse_frequencies, [0.5, 0.05])
+    # YaRN of 8 dims, base 10,000, 1,000 tokens: pairs 0 to 0.69 turn 32 times or more, those from 2.20 on less than once.
+    kept = [1, 2 / 3, 1 / 3, 0]  # a ramp from 0 to 3
+    expected = [f * (0.25 * (1 - part) + part) for f, part in zip([1, 0.1, 0.01, 0.001], kept, strict=True)]
+    np.testing.assert_allclose(RopeConfig(8, 10_000.0, scale=0.25, yarn=YarnConfig(1000)).inverse_frequencies, expected)
+    with pytest.raises(ModelFileError, match="3 rope factors, expected 2"):
+        RopeConfig(4, 100.0, factors=(1.0, 1.0, 1.0))
+
+
+# ---- values per layer ------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_pattern_of_the_file_is_followed(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "gemma3.gguf", "gemma3", n_layer=5, sliding_window=9)
-    pattern = {"gemma3.attention.sliding_window_pattern": (2, VALUE.UINT32), "gemma3.rope.freq_base_swa": (500.0, VALUE.FLOAT32)}
-    config = config_of(rewrite(source, tmp_path / "other.gguf", pattern))
-    assert config.windows == (9, 0, 9, 0, 9) and config.rope_local.base == 500.0
+    def windows(pattern: object, **more: object) -> tuple[int, ...]:
+        keys = {"attention.sliding_window_pattern": pattern, **more}
+        return gemma_with(tmp_path, keys, n_layer=5, sliding_window=9).windows
+
+    assert windows(whole(2), **{"rope.freq_base_swa": number(500.0)}) == (9, 0, 9, 0, 9)
+    assert windows(whole(1)) == (0,) * 5 and windows(whole(0)) == (9,) * 5
+    assert windows(array([True, False, False, True, True], VALUE.BOOL)) == (9, 0, 0, 9, 9)
+    assert windows(array([0, 1, 0, 1, 0], VALUE.UINT32)) == (0, 9, 0, 9, 0)
+    assert windows(whole(2), **{"attention.sliding_window": REMOVED}) == (0,) * 5, "no window: all layers see everything"
+    with pytest.raises(ModelFileError, match=r"sliding_window_pattern has 4 entries for 5 blocks"):
+        windows(array([True] * 4, VALUE.BOOL))
 
 
-def test_linear_rope_scaling_divides_positions(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "llama.gguf")
-    scaled = {"llama.rope.scaling.type": ("linear", VALUE.STRING), "llama.rope.scaling.factor": (4.0, VALUE.FLOAT32)}
-    assert config_of(rewrite(source, tmp_path / "scaled.gguf", scaled)).rope.scale == 0.25
-    scaled["llama.rope.scaling.factor"] = (0.0, VALUE.FLOAT32)
-    with pytest.raises(ModelFileError, match="scale inf"):
-        config_of(rewrite(source, tmp_path / "wrong.gguf", scaled))
+def test_equal_entries_are_the_scalar_and_others_count_per_layer(tmp_path: Path) -> None:
+    keys = {
+        "attention.head_count": array([4, 4], VALUE.UINT32),
+        "attention.head_count_kv": array([2, 2], VALUE.INT32),
+        "feed_forward_length": array([512, 512], VALUE.UINT32),
+    }
+    assert llama_with(tmp_path, keys) == llama_with(tmp_path, {})
+    for key, values, words in (
+        ("attention.head_count", [4, 0], r"llama.attention.head_count\[1\] is 0, expected a positive number"),
+        ("attention.head_count_kv", [2, 3], "layer 1 has 4 query heads over 3 KV heads"),
+        ("feed_forward_length", [512, 512, 512], "feed_forward_length has 3 entries for 2 blocks"),
+    ):
+        with pytest.raises(ModelFileError, match=words):
+            llama_with(tmp_path, {key: array(values, VALUE.UINT32)})
+    with pytest.raises(ModelFileError, match="head_count holds 4.5"):
+        llama_with(tmp_path, {"attention.head_count": array([4.5, 4.0], VALUE.FLOAT32)})
 
 
-def test_inverse_frequencies_are_those_of_the_paper() -> None:
-    np.testing.assert_allclose(RopeConfig(8, 10_000.0).inverse_frequencies(), [1, 0.1, 0.01, 0.001])
-    np.testing.assert_allclose(RopeConfig(4, 100.0).inverse_frequencies((2.0, 5.0)), [0.5, 0.02])
-    with pytest.raises(ModelFileError, match="holds 3 factors, expected 2"):
-        RopeConfig(4, 100.0).inverse_frequencies((1.0, 1.0, 1.0))
+def test_the_largest_gemma3_scales_scores_by_its_width(tmp_path: Path) -> None:
+    """62 layers: 1 / sqrt(width / heads); all others 1 / sqrt(width of a head)."""
+    sizes = {"n_embd": 96, "n_head": 4, "n_head_kv": 2, "head_dim": 32, "n_ff": 32, "types": "f32"}
+    assert {layer.scale for layer in gemma_with(tmp_path, {}, n_layer=62, **sizes).layers} == {1 / math.sqrt(24)}
+    assert {layer.scale for layer in gemma_with(tmp_path, {}, n_layer=6, **sizes).layers} == {1 / math.sqrt(32)}
+
+
+def test_layers_of_next_token_prediction_are_no_layers(tmp_path: Path) -> None:
+    config = llama_with(tmp_path, {"nextn_predict_layers": whole(1)}, n_layer=3)
+    assert config.shape.n_layer == len(config.layers) == 2
+    with pytest.raises(ModelFileError, match="3 layers of next-token prediction among 3 blocks"):
+        llama_with(tmp_path, {"nextn_predict_layers": whole(3)}, n_layer=3)
+
+
+# ---- models of another kind ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_graph_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="8 experts per layer is not supported"):
+        llama_with(tmp_path, {"expert_count": whole(8)})
+    with pytest.raises(ModelFileError, match="llama.attention.causal is false"):
+        llama_with(tmp_path, {"attention.causal": (False, VALUE.BOOL)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.attn_q_norm.weight", "blk.1.attn_k_norm.weight", "output.bias", "blk.0.attn_sinks.weight", "blk.0.attn_sinks",
+        "blk.0.post_attention_norm.weight", "blk.0.post_ffw_norm.weight", "output_norm.bias", "blk.0.attn_norm.bias",
+        "blk.0.ffn_gate_inp.weight", "blk.0.attn_qkv.weight", "rope_factors_long.weight", "rope_factors_short.weight", "odd", "blk.0.odd",
+    ],
+)  # fmt: skip
+def test_a_tensor_that_nobody_reads_is_an_error_that_names_it(name: str, tmp_path: Path) -> None:
+    path = rewrite(write_model(tmp_path / "plain.gguf"), tmp_path / "more.gguf", tensors={name: np.ones(64, np.float32)})
+    with pytest.raises(ModelFileError, match=f"more.gguf: the tensor {name} has no place in a llama model here"):
+        config_of(path)
+
+
+def test_gemma3_reads_no_factors_of_llama(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "plain.gguf", "gemma3")
+    with pytest.raises(ModelFileError, match="the tensor rope_freqs.weight has no place in a gemma3 model"):
+        config_of(rewrite(path, tmp_path / "more.gguf", tensors={"rope_freqs.weight": np.ones(32, np.float32)}))
+
+
+def test_more_layers_than_block_count(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"blk\.2\.attn_norm\.weight \(and 17 more\) belongs to no layer: llama.block_count is 2"):
+        llama_with(tmp_path, {"block_count": whole(2)}, n_layer=4)
+
+
+def test_tensors_that_change_no_text_are_left_alone(tmp_path: Path) -> None:
+    names = ("blk.0.attn_rot_embd.weight", "rope.freqs", "v.blk.0.attn_q.weight", "mm.input_projection.weight")
+    source = write_model(tmp_path / "plain.gguf")
+    path = rewrite(source, tmp_path / "more.gguf", tensors={name: np.ones(32, np.float32) for name in names})
+    assert config_of(path) == config_of(source)

@@ -13,24 +13,21 @@ from hypothesis import strategies as st
 import numba_meta as nm
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.errors import UsageError
-from numba_meta.models.config import ModelConfig, read_config
+from numba_meta.models.description import ModelDescription, describe_model
 from numba_meta.models.gguf import read_gguf
-from numba_meta.models.load import tensor_facts
 from numba_meta.models.load_plan import LoadOptions, plan_devices, plan_load
 from numba_meta.models.planner import ModelForecast, default_contexts, plan_transport_of_model
 from numba_meta.schedule.predict import DeviceSpeeds, Needs
-from numba_meta.split.rules import TensorFacts
 
-Header = tuple[ModelConfig, dict[str, TensorFacts]]
 LINKS = "cpu:0?link=5.3,cpu:0?link=2.7"
 MIB = 1 << 20
 
 
-def header(path: Path) -> Header:
+def header(path: Path) -> ModelDescription:
     """All that the planner knows of a file."""
     file = read_gguf(path)
     try:
-        return read_config(file), tensor_facts(file)
+        return describe_model(file)
     finally:
         file.close()
 
@@ -49,9 +46,8 @@ def speeds_of(weights: float = 10e9, attention: float = 5e9, copies: float = 20e
 
 
 def forecast(path: Path, contexts: Sequence[int] | None = None, speeds=None, **options) -> ModelForecast:
-    config, tensors = header(path)
     free, cores = options.pop("free_bytes", None), options.pop("n_cores", None)
-    return plan_transport_of_model(config, tensors, LoadOptions(kv=options.pop("kv", "host"), **options), contexts, speeds, free, cores)
+    return plan_transport_of_model(header(path), LoadOptions(kv=options.pop("kv", "host"), **options), contexts, speeds, free, cores)
 
 
 # ---- decisions -------------------------------------------------------------------------------------------------------------------------
@@ -188,9 +184,9 @@ def test_too_many_devices_are_refused_at_once(llama_path: Path) -> None:
             work(llama_path, devices=["cpu:0"] * 65)
 
 
-def test_ranks_may_be_of_different_kinds(llama_header: Header) -> None:
+def test_ranks_may_be_of_different_kinds(llama_header: ModelDescription) -> None:
     options = LoadOptions(devices="cpu:0,cpu:0;cuda:0,cuda:1", threads=6)
-    plans = [plan_load(*llama_header, options, rank, 2) for rank in range(2)]
+    plans = [plan_load(llama_header, options, rank, 2) for rank in range(2)]
     assert [[spec.name for spec in plan.specs] for plan in plans] == [["cpu:0", "cpu:0"], ["cuda:0", "cuda:1"]]
     assert [plan.n_threads for plan in plans] == [(3, 3), (1, 1)], "a GPU counts as one thread"
     assert plans[0].cuts == plans[1].cuts
@@ -199,10 +195,10 @@ def test_ranks_may_be_of_different_kinds(llama_header: Header) -> None:
 @pytest.mark.parametrize(
     ("devices", "exact", "size"), [("cuda:0;cpu:0", False, 16), ("cuda:0;cpu:0", True, 64), ("cpu:0;cpu:0", False, 64)]
 )
-def test_ranks_take_steps_of_one_size(llama_header: Header, devices: str, exact: bool, size: int) -> None:
+def test_ranks_take_steps_of_one_size(llama_header: ModelDescription, devices: str, exact: bool, size: int) -> None:
     """Where bits may not depend on the batch, a GPU computes a prompt a few rows at a time, and all ranks with it."""
     options = LoadOptions(devices=devices, deterministic=True, exact=exact, ubatch_size=64)
-    plans = [plan_load(*llama_header, options, rank, 2) for rank in range(2)]
+    plans = [plan_load(llama_header, options, rank, 2) for rank in range(2)]
     assert [plan.ubatch_size for plan in plans] == [size, size]
     assert [plan.few_rows_apart for plan in plans] == ["cuda" in devices] * 2, "they agree on each step's room, and so on which step it is"
 
@@ -234,7 +230,7 @@ def test_a_step_on_one_device_by_hand(llama_path: Path) -> None:
 
 def norms_bytes(path: Path) -> int:
     """Bytes of weights that no matrix product reads."""
-    _, tensors = header(path)
+    tensors = header(path).tensors
     assert "output.weight" not in tensors
     return sum(4 * facts.shape[0] for name, facts in tensors.items() if "norm" in name)
 
@@ -251,19 +247,18 @@ def test_calls_and_meetings_are_counted(llama_path: Path) -> None:
 
 
 @given(st.floats(0.01, 8), st.floats(0.01, 8), st.integers(0, 2046))
-def test_a_slower_link_never_helps(llama_header: Header, one: float, other: float, context: int) -> None:
-    config, tensors = llama_header
+def test_a_slower_link_never_helps(llama_header: ModelDescription, one: float, other: float, context: int) -> None:
     steps = []
     for link in sorted((one, other)):
         options = LoadOptions(f"cpu:0?link={link:.3f},cpu:0?link=4", kv="host", ctx_size=2048)
-        steps.append(plan_transport_of_model(config, tensors, options, [context], speeds_of()).steps[0])
+        steps.append(plan_transport_of_model(llama_header, options, [context], speeds_of()).steps[0])
     assert steps[1].seconds <= steps[0].seconds
     (slow, fast) = (step.times for step in steps)
     assert slow is not None and fast is not None and fast.copy <= slow.copy and fast.ordered <= slow.ordered
 
 
 @pytest.fixture(scope="module")
-def llama_header(llama_path: Path) -> Header:
+def llama_header(llama_path: Path) -> ModelDescription:
     return header(llama_path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from models.numpy_reference import ReferenceModel
@@ -64,6 +65,37 @@ def test_biases_agree_with_float64_on_one_device_and_on_three(architecture: str,
     assert np.abs(exact_logits(path, ids(4)) - exact_logits(plain, ids(4))).max() > 0.1, "the biases count"
     split = exact_logits(path, ids(4), devices="cpu:0,cpu:0,cpu:0", tensor_split="2,0.5,1")
     assert np.abs(split - ReferenceModel.read(path).logits(ids(4))).max() < 2e-4
+
+
+def test_gemma3_of_62_layers_agrees_with_float64(tmp_path: Path) -> None:
+    """The one size whose scores are scaled by the model's width, over two devices."""
+    sizes = {"n_layer": 62, "n_embd": 96, "n_head": 4, "n_head_kv": 2, "head_dim": 32, "n_ff": 32, "types": "f32"}
+    path = write_model(tmp_path / "tiny.gguf", "gemma3", seed=5, **sizes)
+    wanted = ReferenceModel.read(path).logits(ids(5, 24))
+    split = exact_logits(path, ids(5, 24), devices="cpu:0,cpu:0", tensor_split="1,2", ctx_size=64)
+    assert wanted.std() > 1 and np.abs(split - wanted).max() < 2e-3
+
+
+def test_layers_of_different_sizes_agree_with_float64(tmp_path: Path) -> None:
+    """Heads, KV heads and the width of the feed-forward part by layer, on one device and on three, with the cache on either side."""
+    heads, kv_heads, widths, n_embd, head_dim = (6, 4, 8), (3, 1, 8), (160, 64, 96), 96, 32
+    plain = write_model(tmp_path / "plain.gguf", n_layer=3, n_embd=n_embd, n_head=6, n_head_kv=3, head_dim=head_dim, n_ff=64, types="f32")
+    rng, tensors = np.random.default_rng(7), {}
+    for i, (n_q, n_kv, n_ff) in enumerate(zip(heads, kv_heads, widths, strict=True)):
+        shapes = {"attn_q": (n_q * head_dim, n_embd), "attn_k": (n_kv * head_dim, n_embd), "attn_v": (n_kv * head_dim, n_embd)}
+        shapes |= dict.fromkeys(("ffn_gate", "ffn_up"), (n_ff, n_embd))
+        shapes |= {"attn_output": (n_embd, n_q * head_dim), "ffn_down": (n_embd, n_ff)}
+        for part, shape in shapes.items():
+            tensors[f"blk.{i}.{part}.weight"] = (rng.standard_normal(shape) * shape[1] ** -0.5).astype(np.float32)
+    keys = {"attention.head_count": heads, "attention.head_count_kv": kv_heads, "feed_forward_length": widths}
+    uint32 = gguf.GGUFValueType.UINT32
+    arrays = {f"llama.{key}": (list(values), gguf.GGUFValueType.ARRAY, uint32) for key, values in keys.items()}
+    path = rewrite(plain, tmp_path / "varied.gguf", {**arrays, "llama.rope.dimension_count": (head_dim, uint32)}, tensors)
+    agrees_with_reference(path, 7)
+    wanted = ReferenceModel.read(path).logits(ids(7))
+    for kv in ("device", "host"):
+        split = exact_logits(path, ids(7), devices="cpu:0,cpu:0,cpu:0", tensor_split="2,0.5,1", kv=kv)
+        assert np.abs(split - wanted).max() < 2e-4
 
 
 def test_a_file_in_parts_loads_as_one(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from numba_meta.dtypes import F16, F32, Q4_0, DType
 from numba_meta.graph import Graph
-from numba_meta.models import gemma3, llama
+from numba_meta.models.architectures import ARCHITECTURES
 from numba_meta.models.builder import BatchShape, GraphBuilder
-from numba_meta.models.config import ModelConfig, RopeConfig
+from numba_meta.models.config import LayerSpec, ModelConfig, RopeConfig
 from numba_meta.split.policy import CutPlan, plan_cuts
 from numba_meta.split.rules import ModelShape, TensorFacts
 from numba_meta.split.state import MIRRORED, SplitState
@@ -40,14 +40,19 @@ class ModelGraph:
     ) -> None:
         self.shape = ModelShape(n_embd, n_layer, n_head, n_head_kv, head_dim, head_dim, n_ff, n_vocab)
         is_gemma = architecture == "gemma3"
-        windows = tuple(4 if is_gemma and layer % 2 == 0 else 0 for layer in range(n_layer))
-        rope = RopeConfig(head_dim, 1000.0)
-        self.config = ModelConfig(architecture, self.shape, 64, 1e-5, rope, RopeConfig(head_dim, 100.0), windows, 2.0 if is_gemma else 1.0)
+        scale, interleaved = head_dim**-0.5, not is_gemma
+        sees_all = LayerSpec(n_head, n_head_kv, n_ff, RopeConfig(head_dim, 1000.0, interleaved), scale)
+        local = LayerSpec(n_head, n_head_kv, n_ff, RopeConfig(head_dim, 100.0, interleaved), scale, window=4)
+        layers = tuple(local if is_gemma and layer % 2 == 0 else sees_all for layer in range(n_layer))
+        self.config = ModelConfig(architecture, self.shape, layers, 64, 1e-5, 2.0 if is_gemma else 1.0)
         self.batch = BatchShape(n_rows, n_outputs, n_sequences, n_cells, n_cells, n_cells if is_gemma else 0, cache_type, cache_type)
         self.tensors = self._tensors(is_gemma, weight_type)
-        build: Callable[[GraphBuilder], Graph] = gemma3.build if is_gemma else llama.build
-        self.graph = build(GraphBuilder(self.config, self.tensors, self.batch, None))
-        self.cuts: CutPlan = plan_cuts(architecture, self.shape, self.tensors, proportions, (cache_type, cache_type))
+        self.graph = self.build(self.batch)
+        self.cuts: CutPlan = plan_cuts(ARCHITECTURES[architecture].family, self.shape, self.tensors, proportions, (cache_type, cache_type))
+
+    def build(self, batch: BatchShape) -> Graph:
+        """The graph of a step of these capacities."""
+        return ARCHITECTURES[self.config.architecture].build(GraphBuilder(self.config, self.tensors, batch))
 
     def _tensors(self, is_gemma: bool, weight_type: DType) -> dict[str, TensorFacts]:
         s = self.shape

@@ -14,8 +14,7 @@ from schedule.stream_order import faults
 from numba_meta.dtypes import F16, Q8_0, DType
 from numba_meta.errors import PlacementError
 from numba_meta.kernels import kernel_set
-from numba_meta.models import gemma3, llama
-from numba_meta.models.builder import BatchShape, GraphBuilder
+from numba_meta.models.builder import BatchShape
 from numba_meta.models.transport import deliveries_of
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.calls import Call
@@ -47,8 +46,7 @@ def cuda_plan(
     windows = {} if depth is None else {False: window} | ({True: window} if is_gemma else {})
     on_devices = None if depth is None else 1
     batch = BatchShape(n_rows, 1, 2, CELLS, CELLS, CELLS if is_gemma else 0, cache_type, cache_type, on_devices, windows)
-    build = gemma3.build if is_gemma else llama.build
-    split = infer_splits(build(GraphBuilder(model.config, model.tensors, batch, None)), model.leaf_state, n_devices)
+    split = infer_splits(model.build(batch), model.leaf_state, n_devices)
     transport = None
     if depth is not None:
         facts = [DeviceFacts(f"cuda:{j}") for j in own]

@@ -17,8 +17,7 @@ from schedule.model_graphs import ModelGraph
 from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.dtypes import F16
 from numba_meta.errors import DeviceError, UsageError
-from numba_meta.models import gemma3, llama
-from numba_meta.models.builder import BatchShape, GraphBuilder
+from numba_meta.models.builder import BatchShape
 from numba_meta.models.transport import deliveries_of
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.bound import step_bound_devices
@@ -44,8 +43,7 @@ def host_plan(architecture: str, proportions: tuple[int, ...], depth: int, n_row
     is_gemma = architecture == "gemma3"
     windows = {False: WindowShape(GLOBAL, 1, 2 * GLOBAL, 1)} | ({True: WindowShape(LOCAL, 1, LOCAL, 1)} if is_gemma else {})
     batch = BatchShape(n_rows, n_rows, 1, 2 * GLOBAL, 2 * GLOBAL, LOCAL if is_gemma else 0, F16, F16, n_device_layers, windows)
-    build = gemma3.build if is_gemma else llama.build
-    split = infer_splits(build(GraphBuilder(model.config, model.tensors, batch, None)), model.leaf_state, n_devices)
+    split = infer_splits(model.build(batch), model.leaf_state, n_devices)
     devices = [DeviceFacts(f"cpu:{j}") for j in range(n_devices)]
     transport = plan_transport(deliveries_of(split, n_devices, is_pinned=True), devices, 64, TransportOptions(depth, 0, 0))
     return plan_step(split, [1] * n_devices, False, 64, transport)

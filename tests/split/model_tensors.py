@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from numba_meta.dtypes import F32, Q4_0, Q8_0, DType
+from numba_meta.models.architectures import ARCHITECTURES
+from numba_meta.split import families
 from numba_meta.split.rules import ModelShape, TensorFacts
 
 Tensors = dict[str, TensorFacts]
+FAMILIES = {**families.FAMILIES, **{name: each.family for name, each in ARCHITECTURES.items()}}
 
 SMOLLM2 = ModelShape(n_embd=576, n_layer=2, n_head=9, n_head_kv=3, head_dim_k=64, head_dim_v=64, n_ff=1536, n_vocab=49152)
 GEMMA3 = ModelShape(n_embd=640, n_layer=2, n_head=4, n_head_kv=1, head_dim_k=256, head_dim_v=256, n_ff=2048, n_vocab=262144)

@@ -7,7 +7,7 @@ from math import lcm
 
 import numpy as np
 import pytest
-from split.model_tensors import DELTA, KIMI, attention, delta, experts, feed_forward, in_layers, kda, mla, outside
+from split.model_tensors import DELTA, FAMILIES, KIMI, attention, delta, experts, feed_forward, in_layers, kda, mla, outside
 
 from numba_meta.dtypes import F32, Q4_0, Q4_K, DType
 from numba_meta.errors import SplitError
@@ -19,7 +19,7 @@ from numba_meta.split.state import MIRRORED, Segment, SplitState, split, split_s
 
 def delta_plan(architecture: str, parts: tuple[int, ...], dtype: DType = Q4_0) -> CutPlan:
     layers = {**delta(DELTA, dtype), **experts(DELTA)}, {**attention(DELTA, q_parts=2), **experts(DELTA)}
-    return plan_cuts(architecture, DELTA, {**outside(DELTA), **in_layers(2, *layers)}, parts)
+    return plan_cuts(FAMILIES[architecture], DELTA, {**outside(DELTA), **in_layers(2, *layers)}, parts)
 
 
 def test_gated_delta_with_value_heads_beside_their_key_head() -> None:
@@ -66,7 +66,7 @@ def test_tiles_meet_blocks_one_tile_at_a_time() -> None:
 def kimi_plan(parts: tuple[int, ...], dtype: DType = Q4_0, kda_head_dim: int = 64, v_head_dim: int = 64) -> CutPlan:
     shape = replace(KIMI, kda_head_dim=kda_head_dim, mla_head_dim_v=v_head_dim)
     layers = {**kda(shape, dtype), **feed_forward(shape)}, {**mla(shape, dtype), **experts(shape)}
-    return plan_cuts("kimi-linear", shape, {**outside(shape), **in_layers(2, *layers)}, parts)
+    return plan_cuts(FAMILIES["kimi-linear"], shape, {**outside(shape), **in_layers(2, *layers)}, parts)
 
 
 @pytest.mark.parametrize("dtype", [F32, Q4_0, Q4_K])
@@ -120,20 +120,20 @@ def test_latent_up_projection_that_is_not_split_in_two() -> None:
     layer = mla(KIMI)
     del layer["attn_k_b.weight"], layer["attn_v_b.weight"]
     layer["attn_kv_b.weight"] = TensorFacts(Q4_0, (128, 8 * (64 + 64)))
-    plan = plan_cuts("kimi-linear", KIMI, {**outside(KIMI), **in_layers(2, {**layer, **experts(KIMI)})}, (3, 1))
+    plan = plan_cuts(FAMILIES["kimi-linear"], KIMI, {**outside(KIMI), **in_layers(2, {**layer, **experts(KIMI)})}, (3, 1))
     assert plan.weight("blk.0.attn_kv_b.weight") == split(1, (768, 256))
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (1, 8, 1, 1)])
 def test_one_number_per_head_as_a_column(shape: tuple[int, ...]) -> None:
     layer = {**kda(KIMI), **feed_forward(KIMI), "ssm_a": TensorFacts(F32, shape)}
-    plan = plan_cuts("kimi-linear", KIMI, {**outside(KIMI), **in_layers(2, layer)}, (3, 1))
+    plan = plan_cuts(FAMILIES["kimi-linear"], KIMI, {**outside(KIMI), **in_layers(2, layer)}, (3, 1))
     assert plan.weight("blk.0.ssm_a") == split(1, (6, 2))
 
 
 def test_wrong_sizes_of_hybrids_are_errors() -> None:
     tensors = {**outside(DELTA), **in_layers(2, {**delta(DELTA), **experts(DELTA)})}
     with pytest.raises(SplitError, match="8 value heads over 3 key heads"):
-        plan_cuts("qwen35", replace(DELTA, delta_heads_k=3), tensors, (1, 1))
+        plan_cuts(FAMILIES["qwen35"], replace(DELTA, delta_heads_k=3), tensors, (1, 1))
     with pytest.raises(SplitError, match="KDA heads of 0 elements"):
-        plan_cuts("kimi-linear", replace(KIMI, kda_head_dim=0), in_layers(2, {**kda(KIMI), **feed_forward(KIMI)}), (1, 1))
+        plan_cuts(FAMILIES["kimi-linear"], replace(KIMI, kda_head_dim=0), in_layers(2, {**kda(KIMI), **feed_forward(KIMI)}), (1, 1))

@@ -21,17 +21,17 @@ def _load_f64(typingctx, address):  # type: ignore[no-untyped-def]
 
 @cpu_kernel
 def rope_angles(  # type: ignore[no-untyped-def]
-    thread, n_threads, positions: Ptr, inverse_frequencies: Ptr, table: Ptr, table_stride: Int, half: Int, scale: Float, n_rows: Ptr
+    thread, n_threads, positions: Ptr, inverse_frequencies: Ptr, table: Ptr, table_stride: Int, half: Int, magnitude: Float, n_rows: Ptr
 ):
-    """table[r] = cos, then sin, of position * scale * inverse frequency (float64), `half` float32 each. positions: int32."""
+    """table[r] = cos, then sin, of position * inverse frequency (float64), times magnitude: `half` float32 each. positions: int32."""
     total = load_i64(n_rows) * half
     for item in range(share(total, thread, n_threads), share(total, thread + 1, n_threads)):
         row = item // half
         i = item - row * half
-        angle = (np.float64(load_i32(positions + 4 * row)) * np.float64(scale)) * _load_f64(inverse_frequencies + 8 * i)
+        angle = np.float64(load_i32(positions + 4 * row)) * _load_f64(inverse_frequencies + 8 * i)
         place = table + row * table_stride + 4 * i
-        store_f32(place, np.float32(math.cos(angle)))
-        store_f32(place + 4 * half, np.float32(math.sin(angle)))
+        store_f32(place, np.float32(math.cos(angle) * np.float64(magnitude)))
+        store_f32(place + 4 * half, np.float32(math.sin(angle) * np.float64(magnitude)))
 
 
 @device_function

@@ -31,8 +31,8 @@ def _blocks_of_angles(arguments: Mapping[str, Any], n_rows: int, gpu: Gpu) -> La
 
 
 @cuda_kernel(launch=_blocks_of_angles, max_threads=32)
-def rope_angles(positions: Ptr, inverse_frequencies: Ptr, table: Ptr, table_stride: Int, half: Int, scale: Float, n_rows: Ptr):  # type: ignore[no-untyped-def]
-    """table[r] = cos, then sin, of position * scale * inverse frequency (float64), `half` float32 each. positions: int32.
+def rope_angles(positions: Ptr, inverse_frequencies: Ptr, table: Ptr, table_stride: Int, half: Int, magnitude: Float, n_rows: Ptr):  # type: ignore[no-untyped-def]
+    """table[r] = cos, then sin, of position * inverse frequency (float64), times magnitude: `half` float32 each. positions: int32.
 
     A thread computes one angle of a row.
     """
@@ -40,10 +40,10 @@ def rope_angles(positions: Ptr, inverse_frequencies: Ptr, table: Ptr, table_stri
     wait_for_previous_kernel()
     row, i = np.int64(cuda.blockIdx.x), np.int64(cuda.blockIdx.y) * 32 + cuda.threadIdx.x
     if row < load_i64(n_rows) and i < half:
-        angle = (np.float64(load_i32(positions + 4 * row)) * np.float64(scale)) * load_f64(inverse_frequencies + 8 * i)
+        angle = np.float64(load_i32(positions + 4 * row)) * load_f64(inverse_frequencies + 8 * i)
         place = table + row * table_stride + 4 * i
-        store_f32(place, np.float32(math.cos(angle)))
-        store_f32(place + 4 * half, np.float32(math.sin(angle)))
+        store_f32(place, np.float32(math.cos(angle) * np.float64(magnitude)))
+        store_f32(place + 4 * half, np.float32(math.sin(angle) * np.float64(magnitude)))
 
 
 def heads_per_block(half: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from kernels.cpu.guarded import Guarded, live, same_for_threads
 from numba_meta.kernels.cpu.rope import rope_angles, rope_halves, rope_interleaved
 
 
-def angles(positions: np.ndarray, half: int, scale: float = 1.0) -> tuple[Guarded, np.ndarray]:
+def angles(positions: np.ndarray, half: int, magnitude: float = 1.0) -> tuple[Guarded, np.ndarray]:
     """The kernel's table, and the angles in float64."""
     frequencies = 10000.0 ** (-np.arange(half) / half)
     positions = positions.astype(np.int32)
@@ -18,17 +18,17 @@ def angles(positions: np.ndarray, half: int, scale: float = 1.0) -> tuple[Guarde
         table = Guarded(positions.size, 2 * half)
         rope_angles(
             threads=threads, positions=positions, inverse_frequencies=frequencies, table=table.address, table_stride=table.stride,
-            half=half, scale=scale, n_rows=live(positions.size),
+            half=half, magnitude=magnitude, n_rows=live(positions.size),
         )  # fmt: skip
         return table.result()
 
-    return Guarded.of(same_for_threads(run)), positions[:, None] * float(np.float32(scale)) * frequencies
+    return Guarded.of(same_for_threads(run)), positions[:, None] * frequencies
 
 
 def test_angles_are_exact_far_out() -> None:
-    table, expected = angles(np.array([0, 1, 77, 131071, 1000003]), 24, scale=0.125)
-    np.testing.assert_allclose(table.array[:, :24], np.cos(expected), atol=6e-8)
-    np.testing.assert_allclose(table.array[:, 24:], np.sin(expected), atol=6e-8)
+    table, expected = angles(np.array([0, 1, 77, 131071, 1000003]), 24, magnitude=1.125)
+    np.testing.assert_allclose(table.array[:, :24], 1.125 * np.cos(expected), atol=6e-8)
+    np.testing.assert_allclose(table.array[:, 24:], 1.125 * np.sin(expected), atol=6e-8)
 
 
 def rotate(x: np.ndarray, theta: np.ndarray, half: int, interleaved: bool) -> np.ndarray:

@@ -99,11 +99,11 @@ def rotations() -> None:
     table = Placed.poisoned((3, 2 * half), False)
     simulate(
         rope.rope_angles, 3, positions=positions, inverse_frequencies=frequencies, table=table.address, table_stride=table.stride,
-        half=half, scale=0.125, n_rows=live(2),
+        half=half, magnitude=1.125, n_rows=live(2),
     )  # fmt: skip
-    theta = positions[:2, None] * 0.125 * frequencies
+    theta = positions[:2, None] * frequencies
     got = table.result()
-    np.testing.assert_allclose(got[:2], np.concatenate([np.cos(theta), np.sin(theta)], 1), atol=6e-8)
+    np.testing.assert_allclose(got[:2], 1.125 * np.concatenate([np.cos(theta), np.sin(theta)], 1), atol=7e-8)
     assert np.isnan(got[2]).all()
     for kernel in (rope.rope_halves, rope.rope_interleaved):
         for in_place in (False, True):

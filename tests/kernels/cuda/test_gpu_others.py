@@ -161,10 +161,10 @@ def test_rotations(gpu: TestGpu, head_dim: int, half: int, interleaved: bool) ->
     table = Placed.poisoned((4, 2 * half), False, gpu)
     gpu.run(
         rope.rope_angles, 4, positions=gpu.upload(positions), inverse_frequencies=gpu.upload(frequencies), table=table.address,
-        table_stride=table.stride, half=half, scale=0.125, n_rows=count(gpu, 3),
+        table_stride=table.stride, half=half, magnitude=1.125, n_rows=count(gpu, 3),
     )  # fmt: skip
-    theta = positions[:3, None] * 0.125 * frequencies
-    np.testing.assert_allclose(table.result()[:3], np.concatenate([np.cos(theta), np.sin(theta)], 1), atol=6e-8)
+    theta = positions[:3, None] * frequencies
+    np.testing.assert_allclose(table.result()[:3], 1.125 * np.concatenate([np.cos(theta), np.sin(theta)], 1), atol=7e-8)
     assert np.isnan(table.result()[3]).all()
     x = random(4, n_head * head_dim)
     kernel = rope.rope_interleaved if interleaved else rope.rope_halves

@@ -1,0 +1,13 @@
+"""The architectures that load: a file each, with its keys, its graph and its cuts side by side.
+
+Comes in: the `general.architecture` of a GGUF file. Goes out: an `Architecture`. docs/architecture.md says how to add one.
+"""
+
+from __future__ import annotations
+
+from numba_meta.models.architectures import gemma3, llama
+from numba_meta.models.architectures.base import Architecture
+
+__all__ = ["ARCHITECTURES", "Architecture"]
+
+ARCHITECTURES = {each.name: each for each in (llama.LLAMA, gemma3.GEMMA3)}

@@ -1,0 +1,98 @@
+"""Tiny files of every architecture, with logits and greedy ids of other programs: the same on any devices and with the cache anywhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import numba_meta as nm
+from numba_meta.models.model import Model
+
+FOLDER = Path(__file__).parent.parent / "data" / "archs"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
+CTX_SIZE = 256  # as the references: some rope factors are chosen by it
+TOLERANCE = 1e-3
+OF_LLAMA_CPP_GELU = 2e-2  # its table of half precision
+SPLITS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "two": {"devices": "cpu:0,cpu:0"},
+    "three-uneven-host": {"devices": "cpu:0,cpu:0,cpu:0", "tensor_split": "3,0.5,2", "kv": "host"},
+}
+MORE_SPLITS: dict[str, dict[str, Any]] = {
+    "one-host": {"kv": "host", "ubatch_size": 16},
+    "two-uneven": {"devices": "cpu:0,cpu:0", "tensor_split": "1,4", "ubatch_size": 16},
+    "three": {"devices": "cpu:0,cpu:0,cpu:0"},
+    "four": {"devices": "cpu:0,cpu:0,cpu:0,cpu:0"},
+    "four-empty-host": {"devices": "cpu:0,cpu:0,cpu:0,cpu:0", "tensor_split": "0,5,1,2", "kv": "host", "kv_pipeline_depth": 0},
+    "two-deterministic": {"devices": "cpu:0,cpu:0", "deterministic": True},
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, what others answer, and the tolerance that goes with whom we compare with."""
+
+    ids: list[int]
+    positions: list[int]
+    logits: np.ndarray
+    tolerance: float
+    greedy: list[int]  # up to where two right programs may part
+
+
+@cache
+def prompts_of(name: str) -> tuple[Prompt, ...]:
+    facts = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    arrays = np.load(FOLDER / f"{name}.npz")
+    is_float = facts["weights"] == "F32"
+    found = []
+    for i, prompt in enumerate(facts["prompts"]):
+        kind = next(kind for kind in ("logits_float64", "logits_dequantised", "logits") if f"{kind}_{i}" in arrays)
+        tolerance = OF_LLAMA_CPP_GELU if kind != "logits_float64" and facts["arch"].startswith("gemma") else TOLERANCE
+        # llama.cpp's own greedy ids come from activations that it rounds where weights are quantized: no measure there.
+        margin = 2 * max(tolerance, prompt.get("float64_max_abs") or 0)
+        sure = next((n for n, gap in enumerate(prompt["greedy_top2_margins"]) if gap < margin), len(prompt["greedy"]))
+        greedy = prompt["greedy"][:sure] if is_float else []
+        found.append(Prompt(prompt["ids"], prompt["positions"], arrays[f"{kind}_{i}"], tolerance, greedy))
+    return tuple(found)
+
+
+def check_model(model: Model, name: str) -> None:
+    """Logits of all prompts within their tolerance, and the greedy ids that are sure."""
+    n_sure = 0
+    for prompt in prompts_of(name):
+        got = model.logits(prompt.ids)[prompt.positions]
+        assert got.std() > 0.5, "logits that say something"
+        assert np.abs(got - prompt.logits).max() < prompt.tolerance
+        assert model.generate_ids(prompt.ids, max_tokens=len(prompt.greedy), ignore_eos=True) == prompt.greedy
+        n_sure += len(prompt.greedy)
+    assert n_sure > 0 or not any(prompt.greedy for prompt in prompts_of(name))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_ids_are_those_of_others(name: str, split: str) -> None:
+    with nm.load(FOLDER / f"{name}.gguf", exact=True, ctx_size=CTX_SIZE, **SPLITS[split]) as model:
+        check_model(model, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", MORE_SPLITS)
+@pytest.mark.parametrize("name", NAMES)
+def test_on_any_devices(name: str, split: str) -> None:
+    with nm.load(FOLDER / f"{name}.gguf", exact=True, ctx_size=CTX_SIZE, **MORE_SPLITS[split]) as model:
+        check_model(model, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sequences_together_say_what_each_says_alone(name: str) -> None:
+    prompts = [prompt.ids for prompt in prompts_of(name)] + [prompts_of(name)[1].ids[:9]]
+    with nm.load(FOLDER / f"{name}.gguf", exact=True, ctx_size=1024, parallel=4, devices="cpu:0,cpu:0") as model:
+        together = model.generate_many(prompts, max_tokens=12, ignore_eos=True)
+        alone = [model.generate_ids(ids, max_tokens=12, ignore_eos=True) for ids in prompts]
+    assert together == alone
