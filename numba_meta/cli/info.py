@@ -27,6 +27,7 @@ FACTS = {
 }
 SHOWN_ITEMS = 4
 SHOWN_CHARACTERS = 80
+SHOWN_PROBLEMS = 5
 
 
 @click.command(short_help="Say what a GGUF file holds.")
@@ -35,7 +36,9 @@ SHOWN_CHARACTERS = 80
 @click.option("--metadata", "show_metadata", is_flag=True, help="List every key of the metadata.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 def info(model: str, show_tensors: bool, show_metadata: bool, as_json: bool) -> None:
-    """Say what MODEL, a GGUF file or a name that `pull` knows, holds.
+    """Say what MODEL, a GGUF file or a name that `pull` knows, holds, and whether it would load.
+
+    Of a damaged file, or of one of a kind that is not known here, it says what can be read.
 
     \b
     Examples:
@@ -49,12 +52,20 @@ def info(model: str, show_tensors: bool, show_metadata: bool, as_json: bool) -> 
     progress = Progress()
     path = resolve_model(model, progress=progress)
     progress.clear()
-    with read_gguf(path) as file:
+    problems: list[str] = []
+    with read_gguf(path, problems) as file:
+        is_damaged = bool(problems)
+        if not problems:
+            problems += why_not_loaded(file)
         if as_json:
-            click.echo(json.dumps(as_data(file), ensure_ascii=False, allow_nan=False, default=str))
-            return
+            click.echo(json.dumps({**as_data(file), "problems": problems}, ensure_ascii=False, allow_nan=False, default=str))
+            click.get_current_context().exit(int(is_damaged))
         for line in overview(file):
             click.echo(line)
+        for problem in problems[:SHOWN_PROBLEMS]:
+            click.echo(f"{'does not load':<20}{problem}")
+        if len(problems) > SHOWN_PROBLEMS:
+            click.echo(f"{'':<20}… and {len(problems) - SHOWN_PROBLEMS} problems more (--json has all)")
         if show_metadata:
             click.echo()
             for key, value in file.metadata.items():
@@ -62,6 +73,19 @@ def info(model: str, show_tensors: bool, show_metadata: bool, as_json: bool) -> 
         if show_tensors:
             rows = [(_shown(t.name), t.dtype.name, " x ".join(map(str, t.shape)), f"{t.n_bytes:,}") for t in file.tensors.values()]
             click.echo("\n" + table(("tensor", "type", "shape", "bytes"), rows))
+    click.get_current_context().exit(int(is_damaged))
+
+
+def why_not_loaded(file: GGUFFile) -> list[str]:
+    """What a load of this file would be refused for; nothing is read but the header."""
+    from numba_meta.errors import ModelFileError
+    from numba_meta.models.description import describe_model
+
+    try:
+        describe_model(file)
+    except ModelFileError as error:
+        return [str(error)]
+    return []
 
 
 def overview(file: GGUFFile) -> Iterator[str]:

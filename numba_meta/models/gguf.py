@@ -10,6 +10,8 @@ import mmap
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -182,22 +184,42 @@ def _check_parts(paths: tuple[Path, ...], headers: list[Header]) -> None:
         raise ModelFileError(f"{shown_path(paths[0])}: the parts hold {len(seen)} tensors, expected {expected}: fetch the parts again")
 
 
-def read_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+@contextmanager
+def _noted(problems: list[str] | None) -> Iterator[None]:
+    """Notes what is wrong, where there is a list for that."""
+    try:
+        yield
+    except ModelFileError as error:
+        if problems is None:
+            raise
+        problems.append(str(error))
+
+
+def read_gguf(path: str | os.PathLike[str], problems: list[str] | None = None) -> GGUFFile:
     """Opens a GGUF model (version 2 or 3, little endian), or all parts of a split one, and reads its header.
 
     Raises `ModelFileError`, one line that names the file, for whatever is wrong with it: missing, unreadable, damaged,
-    of a type that is not supported, or without `general.architecture`.
+    of a type that is not supported, or without `general.architecture`. For whoever only looks: with `problems` what can be read
+    past is noted there instead.
     """
     paths = split_paths(path)
+    there: list[Path] = []
     maps: list[mmap.mmap] = []
     headers: list[Header] = []
     try:
-        for i, part in enumerate(paths):
-            maps.append(_map_file(part))
-            headers.append(read_header(maps[-1], shown_path(part), i))
-        _check_parts(paths, headers)
-        file = GGUFFile(paths, maps, headers)
-        _ = file.architecture  # a file without one is no model
+        for part in paths:
+            with _noted(problems if len(paths) > 1 else None):
+                maps.append(_map_file(part))
+                headers.append(read_header(maps[-1], shown_path(part), len(there), problems))
+                there.append(part)
+        if not there:
+            raise ModelFileError((problems or ["no part"])[0])
+        if len(there) == len(paths):
+            with _noted(problems):
+                _check_parts(paths, headers)
+        file = GGUFFile(tuple(there), maps, headers)
+        with _noted(problems):
+            _ = file.architecture  # a file without one is no model
         return file
     except BaseException:
         for mapped in maps:

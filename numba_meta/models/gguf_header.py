@@ -4,7 +4,8 @@ Layout (little endian, versions 2 and 3): `GGUF`, u32 version, u64 tensor count,
 a u32 value type and the value; per tensor a string, a u32 axis count, u64 extents (axis 0 fastest), u32 type, u64 offset;
 then padding to `general.alignment` (32 unless given) and the tensor data, to which the offsets are relative.
 
-Every length and count is compared with the bytes that remain before anything is allocated for it.
+Every length and count is compared with the bytes that remain before anything is allocated for it. What is wrong ends the reading, or, for
+whoever only wants to look (`problems`), is noted, and what can be read goes on.
 """
 
 from __future__ import annotations
@@ -38,10 +39,15 @@ _MIN_VALUE_BYTES = {**{kind: np.dtype(code).itemsize for kind, code in _NUMBERS.
 _MIN_KEY_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
-# Types that GGUF knows and numba_meta does not read, for a message that says more than a number.
-_OTHER_TYPE_NAMES = {
-    9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 21: "iq3_s", 22: "iq2_s", 24: "i8", 25: "i16",
-    28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4",
+# Types that GGUF knows and numba_meta does not read, for a message that says more than a number: elements and bytes of a block.
+_OTHER_TYPES = {
+    each.gguf_id: each
+    for each in (
+        DType("q8_1", 9, 32, 36), DType("q8_k", 15, 256, 292), DType("iq2_xxs", 16, 256, 66), DType("iq2_xs", 17, 256, 74),
+        DType("iq3_xxs", 18, 256, 98), DType("iq1_s", 19, 256, 50), DType("iq3_s", 21, 256, 110), DType("iq2_s", 22, 256, 82),
+        DType("i8", 24, 1, 1), DType("i16", 25, 1, 2), DType("f64", 28, 1, 8), DType("iq1_m", 29, 256, 56), DType("tq1_0", 34, 256, 54),
+        DType("tq2_0", 35, 256, 66), DType("mxfp4", 39, 32, 17),
+    )
 }  # fmt: skip
 
 _U32 = struct.Struct("<I")
@@ -106,16 +112,27 @@ def shown_path(path: object) -> str:
 
 
 class _Cursor:
-    """A position in the header that never passes the end of the file."""
+    """A position in the header that never passes the end of the file. `problems` None: what is wrong ends the reading."""
 
-    def __init__(self, data: Bytes, file_name: str) -> None:
+    def __init__(self, data: Bytes, file_name: str, problems: list[str] | None = None) -> None:
         self.data = data
         self.file_name = file_name
         self.position = 0
         self.end = min(len(data), MAX_HEADER_BYTES)
+        self._problems = problems
 
     def fail(self, what: str) -> NoReturn:
-        raise ModelFileError(f"{self.file_name}: {what}; the file is damaged or not a GGUF model: fetch it again")
+        raise self._error(what)
+
+    def object_to(self, what: str, error: ModelFileError | None = None) -> None:
+        """Something is wrong that one can read past."""
+        error = error or self._error(what)
+        if self._problems is None:
+            raise error
+        self._problems.append(str(error))
+
+    def _error(self, what: str) -> ModelFileError:
+        return ModelFileError(f"{self.file_name}: {what}; the file is damaged or not a GGUF model: fetch it again")
 
     def need(self, n_bytes: int, what: str) -> int:
         """Claims the next `n_bytes` and returns where they start."""
@@ -136,15 +153,19 @@ class _Cursor:
             self.fail(f"{what} is {value}, for which {self.end - self.position} bytes are too few")
         return value
 
-    def string(self, what: str, limit: int) -> str:
+    def string(self, what: str, limit: int, may_be_bytes: bool = False) -> str:
+        """UTF-8 text. Bytes that are none become escapes where one may read past them, or where they `may_be_bytes`."""
         length = self.count(1, f"the length of {what}")
         if length > limit:
             self.fail(f"{what} is {length} bytes long, expected at most {limit}")
         start = self.need(length, what)
+        raw = self.data[start : self.position]
         try:
-            return str(self.data[start : self.position], "utf-8")
+            return str(raw, "utf-8")
         except UnicodeDecodeError as error:
-            self.fail(f"{what} is not UTF-8 ({error.reason} at byte {start + error.start})")
+            if not may_be_bytes:
+                self.object_to(f"{what} is not UTF-8 ({error.reason} at byte {start + error.start})")
+            return str(raw, "utf-8", "backslashreplace")
 
 
 def _read_strings(cursor: _Cursor, count: int, what: str) -> list[str]:
@@ -158,9 +179,11 @@ def _read_strings(cursor: _Cursor, count: int, what: str) -> list[str]:
             position = start + unpack(data[position:start])[0]
             if position > end or position - start > MAX_STRING_BYTES:
                 cursor.fail(f"{what}[{len(strings)}] is {position - start} bytes long, {max(0, end - start)} are left")
-            strings.append(str(data[start:position], "utf-8"))
-    except UnicodeDecodeError as error:
-        cursor.fail(f"{what}[{len(strings)}] is not UTF-8 ({error.reason} at byte {start + error.start})")
+            try:
+                strings.append(str(data[start:position], "utf-8"))
+            except UnicodeDecodeError as error:
+                cursor.object_to(f"{what}[{len(strings)}] is not UTF-8 ({error.reason} at byte {start + error.start})")
+                strings.append(str(data[start:position], "utf-8", "backslashreplace"))
     except struct.error:
         cursor.fail(f"{what} ends after {len(strings)} of {count} strings")
     cursor.position = position
@@ -186,10 +209,12 @@ def _read_array(cursor: _Cursor, what: str, depth: int) -> list[Any]:
     return list((values != 0).tolist() if kind == _BOOL else values.tolist())
 
 
-def _read_value(cursor: _Cursor, what: str) -> Any:
+def _read_value(cursor: _Cursor, key: str) -> Any:
+    what = f"the key {shown(key)}"
     kind = cursor.number(_U32, f"the type of {what}")
     if kind == _STRING:
-        return cursor.string(what, MAX_STRING_BYTES)
+        # What people write about a model decides nothing.
+        return cursor.string(what, MAX_STRING_BYTES, key.startswith("general.") and key != "general.architecture")
     if kind == _ARRAY:
         return _read_array(cursor, what, 1)
     if kind not in _NUMBERS:
@@ -200,30 +225,30 @@ def _read_value(cursor: _Cursor, what: str) -> Any:
     return value != 0 if kind == _BOOL else value
 
 
-def _read_metadata(cursor: _Cursor, n_keys: int) -> dict[str, Any]:
-    metadata: dict[str, Any] = {}
+def _read_metadata(cursor: _Cursor, n_keys: int, metadata: dict[str, Any]) -> None:
     for i in range(n_keys):
         key = cursor.string(f"the name of key {i} of {n_keys}", MAX_NAME_BYTES)
         if key in metadata:
-            cursor.fail(f"the key {shown(key)} appears twice")
-        metadata[key] = _read_value(cursor, f"the key {shown(key)}")
-    return metadata
+            cursor.object_to(f"the key {shown(key)} appears twice")
+        metadata[key] = _read_value(cursor, key)
 
 
 def _tensor_type(cursor: _Cursor, name: str, type_id: int) -> DType:
     dtype = dtypes.BY_GGUF_ID.get(type_id)
     if dtype is None:
         known = ", ".join(known.name for known in dtypes.WEIGHT_TYPES)
-        label = f" ({_OTHER_TYPE_NAMES[type_id]})" if type_id in _OTHER_TYPE_NAMES else ""
-        raise ModelFileError(
+        label = f" ({_OTHER_TYPES[type_id].name})" if type_id in _OTHER_TYPES else ""
+        text = (
             f"{cursor.file_name}: tensor {shown(name)} has type {type_id}{label}, which numba_meta cannot read; expected one of {known}: "
             "take a file in another quantization"
         )
+        cursor.object_to("", ModelFileError(text))
+        dtype = _OTHER_TYPES.get(type_id, DType(f"type {type_id}", type_id, 1, 0))  # nobody knows how many bytes
     return dtype
 
 
-def _read_tensor(cursor: _Cursor, i: int, n_tensors: int) -> TensorInfo:
-    """Reads one description; its offset is still relative to the data."""
+def _read_tensor(cursor: _Cursor, i: int, n_tensors: int) -> TensorInfo | None:
+    """Reads one description; its offset is still relative to the data. None for one that cannot be, where one may read past it."""
     name = cursor.string(f"the name of tensor {i} of {n_tensors}", MAX_NAME_BYTES)
     what = f"tensor {shown(name)}"
     n_axes = cursor.number(_U32, f"the axis count of {what}")
@@ -235,16 +260,19 @@ def _read_tensor(cursor: _Cursor, i: int, n_tensors: int) -> TensorInfo:
     offset = cursor.number(_U64, f"the offset of {what}")
     n_elements = math.prod(shape)
     if n_elements == 0 or n_elements >= 1 << 63:
-        cursor.fail(f"{what} has the shape {list(shape)}, expected between 1 and 2^63 - 1 elements")
+        cursor.object_to(f"{what} has the shape {list(shape)}, expected between 1 and 2^63 - 1 elements")
+        return None
     if shape[0] % dtype.block_size:
-        cursor.fail(f"{what} has rows of {shape[0]} elements, which do not fill blocks of {dtype} ({dtype.block_size} elements)")
+        cursor.object_to(f"{what} has rows of {shape[0]} elements, which do not fill blocks of {dtype} ({dtype.block_size} elements)")
+        return None
     return TensorInfo(name, dtype, shape, offset, n_elements // dtype.block_size * dtype.block_bytes)
 
 
 def _alignment(cursor: _Cursor, metadata: dict[str, Any]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        cursor.fail(f"general.alignment is {shown(value)}, expected a power of two up to {MAX_ALIGNMENT}")
+        cursor.object_to(f"general.alignment is {shown(value)}, expected a power of two up to {MAX_ALIGNMENT}")
+        return DEFAULT_ALIGNMENT
     return value
 
 
@@ -257,12 +285,12 @@ def _place(cursor: _Cursor, tensors: list[TensorInfo], data_start: int, alignmen
         start, end = data_start + tensor.offset, data_start + tensor.offset + tensor.n_bytes
         what = f"tensor {shown(tensor.name)}"
         if tensor.offset % alignment:
-            cursor.fail(f"{what} lies at offset {tensor.offset}, expected a multiple of {alignment}")
+            cursor.object_to(f"{what} lies at offset {tensor.offset}, expected a multiple of {alignment}")
         if end > n_file_bytes:
-            cursor.fail(f"{what} lies in bytes {start} to {end}, the file has {n_file_bytes}")
+            cursor.object_to(f"{what} lies in bytes {start} to {end}, the file has {n_file_bytes}")
         if previous is not None and start < previous.offset + previous.n_bytes:
             previous_end = previous.offset + previous.n_bytes
-            cursor.fail(f"{what} at byte {start} overlaps tensor {shown(previous.name)}, which ends at {previous_end}")
+            cursor.object_to(f"{what} at byte {start} overlaps tensor {shown(previous.name)}, which ends at {previous_end}")
         previous = TensorInfo(tensor.name, tensor.dtype, tensor.shape, start, tensor.n_bytes, file_index)
         placed[tensor.name] = previous
     return {tensor.name: placed[tensor.name] for tensor in tensors}
@@ -284,24 +312,30 @@ def _check_preamble(cursor: _Cursor) -> int:
     return version
 
 
-def read_header(data: Bytes, file_name: str, file_index: int = 0) -> Header:
+def read_header(data: Bytes, file_name: str, file_index: int = 0, problems: list[str] | None = None) -> Header:
     """Reads and checks the header at the start of `data` (the whole file, mapped).
 
-    `file_name` is named in every error (`ModelFileError`, one line); `file_index` goes into the tensors.
+    `file_name` is named in every error (`ModelFileError`, one line); `file_index` goes into the tensors. With `problems` what is wrong is
+    noted there, and the header holds what could be read; only a file that is no GGUF at all is an error then.
     """
-    cursor = _Cursor(data, file_name)
+    cursor = _Cursor(data, file_name, problems)
     version = _check_preamble(cursor)
-    n_tensors = cursor.count(_MIN_TENSOR_BYTES, "the tensor count")
-    n_keys = cursor.count(_MIN_KEY_BYTES, "the key count")
-    metadata = _read_metadata(cursor, n_keys)
-    alignment = _alignment(cursor, metadata)
-    tensors: list[TensorInfo] = []
-    names: set[str] = set()
-    for i in range(n_tensors):
-        tensor = _read_tensor(cursor, i, n_tensors)
-        if tensor.name in names:
-            cursor.fail(f"the tensor {shown(tensor.name)} appears twice")
-        names.add(tensor.name)
-        tensors.append(tensor)
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, TensorInfo] = {}
+    alignment = DEFAULT_ALIGNMENT
+    try:
+        n_tensors = cursor.count(_MIN_TENSOR_BYTES, "the tensor count")
+        _read_metadata(cursor, cursor.count(_MIN_KEY_BYTES, "the key count"), metadata)
+        alignment = _alignment(cursor, metadata)
+        for i in range(n_tensors):
+            tensor = _read_tensor(cursor, i, n_tensors)
+            if tensor is not None and tensor.name in tensors:
+                cursor.object_to(f"the tensor {shown(tensor.name)} appears twice")
+            if tensor is not None:
+                tensors[tensor.name] = tensor
+    except ModelFileError as error:
+        if problems is None:
+            raise
+        problems.append(str(error))  # nobody knows where the next entry would begin
     data_start = -(-cursor.position // alignment) * alignment
-    return Header(version, metadata, _place(cursor, tensors, data_start, alignment, file_index), data_start)
+    return Header(version, metadata, _place(cursor, list(tensors.values()), data_start, alignment, file_index), data_start)

@@ -353,7 +353,8 @@ def test_rope_scale_and_factors_come_from_the_model(tmp_path: Path, paths: dict[
         with nm.load(path, exact=True, ctx_size=100) as model:
             rotation = model.context.cache.layers[0].k.rotation
             assert rotation is not None
-            assert math.isclose(rotation.inverse_frequencies[-1], 0.25 * 10_000.0 ** (-30 / 32) if path == scaled else 10_000.0 ** (-62 / 64) / 8)
+            slowest = 0.25 * 10_000.0 ** (-30 / 32) if path == scaled else 10_000.0 ** (-62 / 64) / 8
+            assert math.isclose(rotation.inverse_frequencies[-1], slowest)
             append(model, tokens[:80])
             model.cache.shift(0, 3, 50)
             got = append(model, tokens[80:])
