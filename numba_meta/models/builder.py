@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from numba_meta.dtypes import F32, I32, I64, DType
 from numba_meta.errors import ModelFileError
@@ -12,6 +13,8 @@ from numba_meta.models.config import ModelConfig, RopeConfig
 from numba_meta.ops import attention, elementwise, layout, matmul, norm, rope, rows, transport, unary
 from numba_meta.split.rules import TensorFacts
 from numba_meta.tensor import Role, Rows, Tensor, format_shape, pad_shape
+
+Config = TypeVar("Config", bound=ModelConfig)
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,12 @@ class GraphBuilder:
             )
         return self._delivered[local]
 
+    def config_as(self, kind: type[Config]) -> Config:
+        """The configuration as the kind that its architecture made."""
+        if not isinstance(self.config, kind):
+            raise ModelFileError(f"a {self.config.architecture} model was read as {type(self.config).__name__}, expected {kind.__name__}")
+        return self.config
+
     # ---- weights -----------------------------------------------------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
@@ -126,13 +135,11 @@ class GraphBuilder:
 
     # ---- pieces ------------------------------------------------------------------------------------------------------------------------
 
-    def embed(self) -> Tensor:
-        """Token embeddings `[n_embd, R]`."""
+    def embed(self, scale: float = 1.0) -> Tensor:
+        """Token embeddings `[n_embd, R]`, times `scale`."""
         shape = self.config.shape
         x = rows.get_rows(self.graph, self.weight("token_embd.weight", shape.n_embd, shape.n_vocab), self.tokens, "embedding")
-        if self.config.embedding_scale != 1.0:
-            x = elementwise.scale(self.graph, x, self.config.embedding_scale, "embedding.scaled")
-        return x
+        return self.scaled(x, scale, "embedding.scaled")
 
     def norm(self, x: Tensor, weight_name: str, name: str) -> Tensor:
         """RMS norm over axis 0."""
@@ -145,8 +152,19 @@ class GraphBuilder:
             y = elementwise.add(self.graph, y, self.weight(f"{weight}.bias", n_heads * head_dim), f"{weight}.biased")
         return layout.reshape(self.graph, y, [head_dim, n_heads, x.shape[1]], f"{weight}.heads")
 
-    def rotate(self, x: Tensor, config: RopeConfig, name: str) -> Tensor:
-        """Rotary embedding of `[head_dim, heads, R]`; the angles are shared by all layers of a kind."""
+    def heads_of(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V of a layer: `[head_dim, heads, R]` each."""
+        spec, shape, prefix = self.config.layers[layer], self.config.shape, f"blk.{layer}.attn"
+        return (
+            self.heads(x, f"{prefix}_q", spec.n_head, shape.head_dim_k),
+            self.heads(x, f"{prefix}_k", spec.n_head_kv, shape.head_dim_k),
+            self.heads(x, f"{prefix}_v", spec.n_head_kv, shape.head_dim_v),
+        )
+
+    def rotate(self, x: Tensor, config: RopeConfig | None, name: str) -> Tensor:
+        """Rotary embedding of `[head_dim, heads, R]`; the angles are shared by all layers of a kind. None: x as it is."""
+        if config is None:
+            return x
         if config not in self._angles:
             name_of_kind = f"rope_angles_{len(self._angles)}"
             frequencies = config.inverse_frequencies
@@ -227,17 +245,28 @@ class GraphBuilder:
         """A residual sum."""
         return elementwise.add(self.graph, x, y, name)
 
-    def only_outputs(self, x: Tensor, name: str) -> Tensor:
-        """The rows of `[n, R]` that give logits."""
-        return rows.get_rows(self.graph, x, self.output_rows, name)
+    def scaled(self, x: Tensor, factor: float, name: str) -> Tensor:
+        """`x * factor`."""
+        return x if factor == 1.0 else elementwise.scale(self.graph, x, factor, name)
 
-    def logits(self, x: Tensor) -> Graph:
-        """Output norm and head; a head tied to the embedding is the same weight in a second role. Ends the graph."""
+    def only_outputs(self, layer: int, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream and what attention gave, `[n, R]`; of the last layer the rows that give logits: nothing reads the others."""
+        if layer < self.config.shape.n_layer - 1:
+            return x, attended
+        kept = [rows.get_rows(self.graph, t, self.output_rows, f"outputs.{name}") for t, name in ((x, "x"), (attended, "attention"))]
+        return kept[0], kept[1]
+
+    def logits(self, x: Tensor, scale: float = 1.0, softcap: float = 0.0, may_have_bias: bool = False) -> Graph:
+        """Output norm and head, then `scale`, then `softcap * tanh(logits / softcap)` (0: none). Ends the graph.
+
+        A head tied to the embedding is the same weight in a second role.
+        """
         shape = self.config.shape
         x = self.norm(x, "output_norm.weight", "output_norm")
         head = "output.weight" if self.has("output.weight") else "token_embd.weight"
-        cap = self.config.logit_softcap
-        weight = self.weight(head, shape.n_embd, shape.n_vocab)
-        x = matmul.matmul(self.graph, weight, x, "logits.plain" if cap else "logits")
-        self.graph.output(unary.softcap(self.graph, x, cap, "logits") if cap else x)
+        x = matmul.matmul(self.graph, self.weight(head, shape.n_embd, shape.n_vocab), x, "logits")
+        if may_have_bias and self.has("output.bias"):
+            x = elementwise.add(self.graph, x, self.weight("output.bias", shape.n_vocab), "logits.biased")
+        x = self.scaled(x, scale, "logits.scaled")
+        self.graph.output(unary.softcap(self.graph, x, softcap, "logits.capped") if softcap else x)
         return self.graph

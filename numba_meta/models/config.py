@@ -66,13 +66,13 @@ class RopeConfig:
 class LayerSpec:
     """One layer: its heads, the width of its feed-forward part, what its attention sees and how positions turn its heads.
 
-    `window`: cells that it sees, 0 for all. `scale` multiplies scores before the softmax.
+    `window`: cells that it sees, 0 for all. `rope` None: they do not. `scale` multiplies scores before the softmax.
     """
 
     n_head: int
     n_head_kv: int
     n_ff: int
-    rope: RopeConfig
+    rope: RopeConfig | None
     scale: float
     window: int = 0
 
@@ -81,7 +81,8 @@ class LayerSpec:
 class ModelConfig:
     """What a graph builder needs to know. `shape`: the sizes that are the same in all layers, and those of the first layer.
 
-    `constants`: tensors of the file that were read into this configuration. `logit_softcap`: 0 for none.
+    `constants`: tensors of the file that were read into this configuration. An architecture with numbers of its own adds them in a
+    dataclass derived from this one.
     """
 
     architecture: str
@@ -89,8 +90,6 @@ class ModelConfig:
     layers: tuple[LayerSpec, ...]
     context_length: int
     norm_epsilon: float
-    embedding_scale: float = 1.0
-    logit_softcap: float = 0.0
     constants: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property

@@ -149,8 +149,6 @@ _MLA = LayerTable(
 )
 
 _PLANNED = (
-    dense("qwen2"),
-    dense("qwen3"),
     dense("qwen2moe", *EXPERTS),
     dense("qwen3moe", *EXPERTS),
     # The value heads of one key head lie side by side, or one head of every key head forms a tile.

@@ -8,6 +8,7 @@ from fractions import Fraction
 from numba_meta.dtypes import F16, F32, Q4_0, DType
 from numba_meta.graph import Graph
 from numba_meta.models.architectures import ARCHITECTURES
+from numba_meta.models.architectures.gemma3 import Gemma3Config
 from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.config import LayerSpec, ModelConfig, RopeConfig
 from numba_meta.split.policy import CutPlan, plan_cuts
@@ -44,7 +45,7 @@ class ModelGraph:
         sees_all = LayerSpec(n_head, n_head_kv, n_ff, RopeConfig(head_dim, 1000.0, interleaved), scale)
         local = LayerSpec(n_head, n_head_kv, n_ff, RopeConfig(head_dim, 100.0, interleaved), scale, window=4)
         layers = tuple(local if is_gemma and layer % 2 == 0 else sees_all for layer in range(n_layer))
-        self.config = ModelConfig(architecture, self.shape, layers, 64, 1e-5, 2.0 if is_gemma else 1.0)
+        self.config = (Gemma3Config if is_gemma else ModelConfig)(architecture, self.shape, layers, 64, 1e-5)
         self.batch = BatchShape(n_rows, n_outputs, n_sequences, n_cells, n_cells, n_cells if is_gemma else 0, cache_type, cache_type)
         self.tensors = self._tensors(is_gemma, weight_type)
         self.graph = self.build(self.batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from numba_meta.graph import Graph
 from numba_meta.models.architectures.base import Architecture
@@ -13,6 +13,13 @@ from numba_meta.models.config import ModelConfig, RopeConfig
 from numba_meta.split.families import dense
 
 _LAYERS_OF_27B = 62  # of this size alone scores are scaled by the width, and no key says so
+
+
+@dataclass(frozen=True)
+class Gemma3Config(ModelConfig):
+    """`logit_softcap`: logits stay within so much of 0; 0 for none."""
+
+    logit_softcap: float = 0.0
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -32,8 +39,7 @@ def read(keys: Keys) -> ModelConfig:
         layers = tuple(
             layer if is_global else replace(layer, rope=local, window=window) for layer, is_global in zip(layers, sees_all, strict=True)
         )
-    config = keys.config(shape, layers, embedding_scale=math.sqrt(shape.n_embd))
-    return replace(config, logit_softcap=keys.real("final_logit_softcapping", 0.0))
+    return keys.config(shape, layers, Gemma3Config, logit_softcap=keys.real("final_logit_softcapping", 0.0))
 
 
 def _global_layers(keys: Keys) -> tuple[bool, ...]:
@@ -48,23 +54,20 @@ def _global_layers(keys: Keys) -> tuple[bool, ...]:
 def build(b: GraphBuilder) -> Graph:
     """The graph of a step: logits `[n_vocab, outputs]`."""
     shape = b.config.shape
-    x = b.embed()  # [n_embd, R], times sqrt(n_embd)
+    x = b.embed(math.sqrt(shape.n_embd))  # [n_embd, R]
     for i, layer in enumerate(b.config.layers):
         h = b.norm(x, f"blk.{i}.attn_norm.weight", f"attn_norm.{i}")
-        q = b.heads(h, f"blk.{i}.attn_q", layer.n_head, shape.head_dim_k)
-        k = b.heads(h, f"blk.{i}.attn_k", layer.n_head_kv, shape.head_dim_k)
-        v = b.heads(h, f"blk.{i}.attn_v", layer.n_head_kv, shape.head_dim_v)
+        q, k, v = b.heads_of(i, h)
         q = b.rotate(b.norm(q, f"blk.{i}.attn_q_norm.weight", f"q_norm.{i}"), layer.rope, f"q.{i}")
         k = b.rotate(b.norm(k, f"blk.{i}.attn_k_norm.weight", f"k_norm.{i}"), layer.rope, f"k.{i}")
         h = b.attend(i, q, k, v)  # [head_dim * n_head, R]
-        if i == shape.n_layer - 1:
-            x, h = b.only_outputs(x, "outputs.x"), b.only_outputs(h, "outputs.attention")
+        x, h = b.only_outputs(i, x, h)
         h = b.project(h, f"blk.{i}.attn_output", shape.n_embd)
         x = b.add(x, b.norm(h, f"blk.{i}.post_attention_norm.weight", f"post_attention_norm.{i}"), f"attn_residual.{i}")
         h = b.norm(x, f"blk.{i}.ffn_norm.weight", f"ffn_norm.{i}")
         h = b.feed_forward(h, i, "geglu_tanh")
         x = b.add(x, b.norm(h, f"blk.{i}.post_ffw_norm.weight", f"post_ffw_norm.{i}"), f"ffn_residual.{i}")
-    return b.logits(x)
+    return b.logits(x, softcap=b.config_as(Gemma3Config).logit_softcap)
 
 
 GEMMA3 = Architecture("gemma3", read, build, dense("gemma3"))

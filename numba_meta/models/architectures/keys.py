@@ -20,6 +20,7 @@ from numba_meta.split.rules import ModelShape
 
 _MOST = 1 << 31
 Value = TypeVar("Value", int, bool)
+Config = TypeVar("Config", bound=ModelConfig)
 
 
 class Keys:
@@ -142,7 +143,7 @@ class Keys:
             n_vocab=embedding.shape[1],
         )
 
-    def layers(self, shape: ModelShape, rope: RopeConfig, scale: float | None = None) -> tuple[LayerSpec, ...]:
+    def layers(self, shape: ModelShape, rope: RopeConfig | None, scale: float | None = None) -> tuple[LayerSpec, ...]:
         """Layers of attention that all see everything, with these positions; `scale` None: 1 / sqrt(head_dim)."""
         scale = 1.0 / math.sqrt(shape.head_dim_k) if scale is None else scale
         widths = self.per_layer("feed_forward_length")
@@ -193,17 +194,17 @@ class Keys:
             )
         return rope
 
-    def config(self, shape: ModelShape, layers: Sequence[LayerSpec], embedding_scale: float = 1.0) -> ModelConfig:
-        """The configuration of these layers, with the keys that every architecture has."""
+    def config(
+        self, shape: ModelShape, layers: Sequence[LayerSpec], kind: type[Config] = ModelConfig, **own: float  # type: ignore[assignment]
+    ) -> Config:
+        """The configuration of these layers, with the keys that every architecture has, and the `own` fields of a derived `kind`."""
         context, epsilon = self.number("context_length"), self.real("attention.layer_norm_rms_epsilon")
         if not 0 < epsilon < 1:
             raise self.error(f"{self.name_of('attention.layer_norm_rms_epsilon')} is {epsilon}, expected a small positive number")
         if not self.flag("attention.causal", True):
             raise self.error(f"{self.name_of('attention.causal')} is false: a model that reads both ways; expected one that generates text")
         plain = replace(shape, n_head=layers[0].n_head, n_head_kv=layers[0].n_head_kv, n_ff=layers[0].n_ff)
-        return ModelConfig(
-            self.architecture, plain, tuple(layers), context, epsilon, embedding_scale, constants=frozenset(self._constants)
-        )
+        return kind(self.architecture, plain, tuple(layers), context, epsilon, frozenset(self._constants), **own)
 
     def refuse_experts(self) -> None:
         """For architectures without a graph for mixtures of experts."""
