@@ -10,7 +10,7 @@ from typing import Any
 
 from numba_meta.dtypes import DType
 from numba_meta.errors import ShapeError
-from numba_meta.ops import operation
+from numba_meta.operation import operation
 from numba_meta.tensor import Role, Rows, Tensor, contiguous_strides, pad_shape
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def forecast_lines(name: str, forecast: ModelForecast, measured_at: float | None = None) -> Iterator[str]:
     """Cuts, memory, ring and a row per context. `measured_at`: when this machine's speeds were measured (s of `time.time`)."""
-    from numba_meta.inspect.tables import cache_place
+    from numba_meta.models.plan import cache_place
     from numba_meta.split.policy import describe_cuts
 
     load = forecast.load

@@ -15,8 +15,9 @@ timelines of real and virtual steps:
 
 from numba_meta.inspect.draw import draw_cuts, draw_placement, draw_workspace
 from numba_meta.inspect.ring import draw_ring, draw_slots
-from numba_meta.inspect.tables import Table, call_table, cut_table, meeting_table
+from numba_meta.inspect.tables import call_table, cut_table, meeting_table
 from numba_meta.inspect.timeline import draw_timeline, to_chrome_trace, write_chrome_trace
+from numba_meta.tables import Table
 
 __all__ = [
     "Table",

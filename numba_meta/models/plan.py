@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
+
+from numba_meta.devices.parse import format_bytes
+from numba_meta.errors import counted
+from numba_meta.tables import html_table, text_table
+
+_HEADER = ("device", "threads", "weights", "KV cache", "KV share", "workspace")
 
 
 @dataclass(frozen=True)
@@ -42,14 +49,53 @@ class ModelPlan:
 
     def table(self) -> str:
         """All of it as text, for a terminal."""
-        from numba_meta.inspect.tables import plan_table
-
-        return plan_table(self)
+        return "\n".join([*_facts(self), text_table(_HEADER, _device_rows(self))])
 
     def _repr_html_(self) -> str:
-        from numba_meta.inspect.tables import plan_html
-
-        return plan_html(self)
+        lines = "<br>".join(escape(line) for line in _facts(self))
+        return f"<p>{lines}</p>{html_table(_HEADER, _device_rows(self))}"
 
     def __repr__(self) -> str:
         return self.table()
+
+
+def _facts(plan: ModelPlan) -> list[str]:
+    """The lines above the table of devices."""
+    window = f", {plan.n_window_cells} cells per sequence in layers with a sliding window" if plan.n_window_cells else ""
+    place = cache_place(plan.n_device_layers, plan.host_cache_bytes)
+    arithmetic = "float32 activations (exact)" if plan.exact else "8-bit activations"
+    return [
+        f"{plan.model}: {plan.architecture}, {arithmetic}, kernels for {plan.isa}",
+        f"{place}: {plan.n_cells} cells for {counted(plan.n_sequences, 'sequence')}, {'/'.join(plan.cache_types)}{window}",
+        f"{counted(plan.collectives_per_step, 'meeting')} of {_who_meets(plan)} per step",
+        *plan.cuts,
+    ]
+
+
+def cache_place(n_device_layers: int | None, host_bytes: int) -> str:
+    """`KV cache on the device`, or `KV cache in the host (180.0 MiB), of the first 2 layers on the device`."""
+    if n_device_layers is None:
+        return "KV cache on the device"
+    first = f", of the first {counted(n_device_layers, 'layer')} on the device" if n_device_layers else ""
+    return f"KV cache in the host ({format_bytes(host_bytes)}){first}"
+
+
+def _who_meets(plan: ModelPlan) -> str:
+    if not plan.devices_of_ranks:
+        return counted(len(plan.devices), "device")
+    return f"{counted(sum(plan.devices_of_ranks), 'device')} in {counted(len(plan.devices_of_ranks), 'rank')}"
+
+
+def _device_rows(plan: ModelPlan) -> list[list[str]]:
+    """One row per device, under the header of the table."""
+    return [
+        [
+            d.name,
+            str(d.n_threads),
+            format_bytes(d.weight_bytes),
+            format_bytes(d.cache_bytes),
+            f"{d.kv_share / 65536:.3f}",
+            ", ".join(f"{kind} {format_bytes(n)}" for kind, n in d.workspace_bytes.items()) or "none yet",
+        ]
+        for d in plan.devices
+    ]

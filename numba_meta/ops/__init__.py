@@ -4,6 +4,3 @@ In: tensors and parameters. Out: result tensors, split states, and for each devi
 """
 
 from numba_meta.ops import attention, collective, concat, elementwise, layout, matmul, norm, rope, rows, transport, unary  # noqa: F401
-from numba_meta.ops.base import NeedsGather, NeedsReduce, Operation, operation
-
-__all__ = ["NeedsGather", "NeedsReduce", "Operation", "operation"]

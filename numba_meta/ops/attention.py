@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32, I32
-from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
+from numba_meta.graph import Graph
+from numba_meta.lowering import Lowering
+from numba_meta.operation import Operation, Params, register
+from numba_meta.ops.base import check, new_tensor, no_rule, reduce_partial
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Rows, Tensor
-
-if TYPE_CHECKING:
-    from numba_meta.graph import Graph
-    from numba_meta.ops.lowering import Lowering
-
 
 SHARED_CHUNK_ROWS = 16  # up to here threads share a row's chunks; with more rows they share the rows
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
+from numba_meta.graph import Graph
+from numba_meta.lowering import Lowering
+from numba_meta.operation import Operation, Params, register
+from numba_meta.ops.base import check, new_tensor, no_rule, reduce_partial
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Tensor
-
-if TYPE_CHECKING:
-    from numba_meta.graph import Graph
-    from numba_meta.ops.lowering import Lowering
 
 
 def concat(graph: Graph, parts: Sequence[Tensor], axis: int, name: str = "") -> Tensor:

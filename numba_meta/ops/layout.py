@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, register
+from numba_meta.graph import Graph
+from numba_meta.lowering import Lowering
+from numba_meta.operation import Operation, Params, register
+from numba_meta.ops.base import check, new_tensor, no_rule
 from numba_meta.split.state import Segment, SplitState, cut_points
 from numba_meta.tensor import Rows, Shape, Tensor, contiguous_strides, format_shape, pad_shape
-
-if TYPE_CHECKING:
-    from numba_meta.graph import Graph
-    from numba_meta.ops.lowering import Lowering
 
 
 def reshape(graph: Graph, x: Tensor, shape: Sequence[int], name: str = "") -> Tensor:

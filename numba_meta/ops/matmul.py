@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32
 from numba_meta.errors import DeviceError
-from numba_meta.ops.base import NeedsGather, Operation, Params, check, new_tensor, no_rule, reduce_partial, register
+from numba_meta.graph import Graph
+from numba_meta.lowering import Lowering
+from numba_meta.operation import NeedsGather, Operation, Params, register
+from numba_meta.ops.base import check, new_tensor, no_rule, reduce_partial
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState
 from numba_meta.tensor import Tensor
-
-if TYPE_CHECKING:
-    from numba_meta.graph import Graph
-    from numba_meta.ops.lowering import Lowering
 
 
 def matmul(graph: Graph, weight: Tensor, x: Tensor, name: str = "") -> Tensor:

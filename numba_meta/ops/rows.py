@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32, I32, I64
-from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, reduce_partial, register
+from numba_meta.graph import Graph
+from numba_meta.lowering import Lowering
+from numba_meta.operation import Operation, Params, register
+from numba_meta.ops.base import check, new_tensor, no_rule, reduce_partial
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState
 from numba_meta.tensor import Role, Rows, Tensor
-
-if TYPE_CHECKING:
-    from numba_meta.graph import Graph
-    from numba_meta.ops.lowering import Lowering
 
 
 def get_rows(graph: Graph, table: Tensor, ids: Tensor, name: str = "") -> Tensor:

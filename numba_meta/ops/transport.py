@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from numba_meta.dtypes import I32, I64
-from numba_meta.ops.base import Operation, Params, check, new_tensor, no_rule, register
+from numba_meta.graph import Graph
+from numba_meta.lowering import Lowering
+from numba_meta.operation import Operation, Params, register
+from numba_meta.ops.base import check, new_tensor, no_rule
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Role, Tensor
-
-if TYPE_CHECKING:
-    from numba_meta.graph import Graph
-    from numba_meta.ops.lowering import Lowering
 
 
 class WindowShape(NamedTuple):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from numba_meta.dtypes import F32
-from numba_meta.ops.base import Operation, Params, check, new_tensor, reduce_partial, register
+from numba_meta.graph import Graph
+from numba_meta.lowering import Lowering
+from numba_meta.operation import Operation, Params, register
+from numba_meta.ops.base import check, new_tensor, reduce_partial
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Tensor
-
-if TYPE_CHECKING:
-    from numba_meta.graph import Graph
-    from numba_meta.ops.lowering import Lowering
 
 KINDS = ("silu", "gelu_tanh", "gelu_erf", "relu", "relu_squared", "sigmoid", "tanh", "exp", "clamp", "softcap", "scale_add")
 

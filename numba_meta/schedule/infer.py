@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from numba_meta.errors import SplitError
 from numba_meta.graph import Graph
-from numba_meta.ops import NeedsGather, NeedsReduce, operation
+from numba_meta.operation import NeedsGather, NeedsReduce, operation
 from numba_meta.split.state import MIRRORED, SplitState
 from numba_meta.tensor import Tensor
 

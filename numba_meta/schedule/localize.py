@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from numba_meta.errors import SplitError
 from numba_meta.graph import Graph
-from numba_meta.ops import operation
+from numba_meta.operation import operation
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.tensor import Rows, Tensor
 

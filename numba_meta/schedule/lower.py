@@ -10,8 +10,8 @@ import numpy as np
 
 from numba_meta.dtypes import F32, DType
 from numba_meta.errors import ShapeError
-from numba_meta.ops import operation
-from numba_meta.ops.lowering import Constant, Kernel, Scratch
+from numba_meta.lowering import Constant, Kernel, Scratch
+from numba_meta.operation import operation
 from numba_meta.schedule.calls import AddressList, Call, Offset, Peer, Place
 from numba_meta.schedule.localize import DeviceGraph
 from numba_meta.schedule.lower_ranks import RankLowering

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numba_meta.schedule.calls import AddressList, Peer, Place
+from numba_meta.schedule.calls import AddressList, DeviceCalls, Peer, Place
 from numba_meta.tensor import Tensor
 
 if TYPE_CHECKING:
     from numba_meta.schedule.infer import SplitGraph
-    from numba_meta.schedule.lower import DeviceLowering
     from numba_meta.schedule.ranks import Ranks
 
 
 class RankLowering:
     """Collectives of one device of a rank. With one device in the rank nobody meets here."""
 
-    def __init__(self, to: DeviceLowering, ranks: Ranks, split: SplitGraph) -> None:
+    def __init__(self, to: DeviceCalls, ranks: Ranks, split: SplitGraph) -> None:
         self._to = to
         self._ranks = ranks
         self._split = split

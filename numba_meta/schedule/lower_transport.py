@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from numba_meta.errors import PlacementError
-from numba_meta.schedule.calls import Call, EventName
+from numba_meta.schedule.calls import Call, DeviceCalls, EventName
+from numba_meta.schedule.localize import DeviceGraph
 from numba_meta.tensor import Tensor
-
-if TYPE_CHECKING:
-    from numba_meta.schedule.localize import DeviceGraph
-    from numba_meta.schedule.lower import DeviceLowering
 
 
 def layers_read(graph: DeviceGraph) -> frozenset[int]:
@@ -49,7 +45,7 @@ class TransportLowering:
     """Turns `deliver` and `write_back` nodes into calls. `staged_layers` are those that use the ring, in the order of their slots."""
 
     def __init__(
-        self, to: DeviceLowering, device_graphs: Sequence[DeviceGraph], staged_layers: Sequence[int], n_slots: int, link: Link
+        self, to: DeviceCalls, device_graphs: Sequence[DeviceGraph], staged_layers: Sequence[int], n_slots: int, link: Link
     ) -> None:
         self._to = to
         self._read_by = [layers_read(graph) for graph in device_graphs]

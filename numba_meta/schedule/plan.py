@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from numba_meta.errors import PlacementError
 from numba_meta.kernels import KernelSet, kernel_set
+from numba_meta.lowering import Scratch
 from numba_meta.memory.layout import Request
 from numba_meta.memory.workspace import WorkspacePlan, plan_workspace
-from numba_meta.ops.lowering import Scratch
 from numba_meta.schedule.calls import Call, EventName, Peer, Place, storage_of
 from numba_meta.schedule.fuse import fuse
 from numba_meta.schedule.infer import SplitGraph

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from numba_meta.ops.lowering import Kernel
+from numba_meta.lowering import Kernel
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.errors import PlacementError
-from numba_meta.ops.lowering import Constant, Scratch
+from numba_meta.lowering import Constant, Scratch
 from numba_meta.schedule.calls import AddressList, Offset, Peer
 from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.transport_plan import TransportPlan

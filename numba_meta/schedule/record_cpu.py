@@ -17,7 +17,7 @@ from numba_meta.errors import PlacementError
 from numba_meta.kernels.cpu import program
 from numba_meta.kernels.cpu.copy import copy_2d
 from numba_meta.kernels.cpu.kernel import CpuKernel
-from numba_meta.ops.lowering import Constant
+from numba_meta.lowering import Constant
 from numba_meta.schedule.calls import AddressList, Call, EventName, Peer, Place
 from numba_meta.schedule.plan import INPUTS_THERE
 from numba_meta.schedule.record import Binder

@@ -24,7 +24,7 @@ from numba_meta.devices.simple import Buffer
 from numba_meta.errors import PlacementError
 from numba_meta.kernels.cuda.kernel import CudaArguments, CudaKernel, Launch
 from numba_meta.kernels.cuda.variants import VariantKernel
-from numba_meta.ops.lowering import Constant
+from numba_meta.lowering import Constant
 from numba_meta.schedule.calls import AddressList, Call, EventName
 from numba_meta.schedule.cuda_staging import plan_staging
 from numba_meta.schedule.cuda_transport import Delivery, LateRows, LiveWindows

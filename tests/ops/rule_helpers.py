@@ -10,7 +10,7 @@ import pytest
 from numba_meta.dtypes import F32, DType
 from numba_meta.errors import ShapeError, SplitError
 from numba_meta.graph import Graph
-from numba_meta.ops import NeedsGather, NeedsReduce, operation
+from numba_meta.operation import NeedsGather, NeedsReduce, operation
 from numba_meta.split.state import MIRRORED, PARTIAL, SplitState, split
 from numba_meta.tensor import Role, Tensor
 

@@ -7,7 +7,8 @@ from ops.rule_helpers import A0, A1, MIRRORED, PARTIAL, check_reduces, check_ref
 
 from numba_meta.dtypes import F16, I32, I64
 from numba_meta.graph import Graph
-from numba_meta.ops import attention, layout, operation
+from numba_meta.operation import operation
+from numba_meta.ops import attention, layout
 from numba_meta.split.state import SplitState, split
 from numba_meta.tensor import Role, Rows, Tensor
 

@@ -14,7 +14,8 @@ from ops.rule_helpers import A0, A1, MIRRORED, PARTIAL, check_refused, check_sha
 from numba_meta.dtypes import F32, I64, Q4_0
 from numba_meta.errors import SplitError
 from numba_meta.graph import Graph
-from numba_meta.ops import layout, operation
+from numba_meta.operation import operation
+from numba_meta.ops import layout
 from numba_meta.ops.layout import reshaped_state
 from numba_meta.split.state import Segment, SplitState, split, split_segments
 from numba_meta.tensor import Rows, Shape, Tensor, pad_shape

@@ -9,7 +9,8 @@ from ops.rule_helpers import A0, A1, A2, MIRRORED, PARTIAL, check_reduces, check
 
 from numba_meta.dtypes import F16, I64, Q4_0
 from numba_meta.graph import Graph
-from numba_meta.ops import NeedsGather, matmul
+from numba_meta.operation import NeedsGather
+from numba_meta.ops import matmul
 from numba_meta.split.state import SplitState, split, split_segments
 from numba_meta.tensor import Role, Rows, Tensor
 

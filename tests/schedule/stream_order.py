@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from numba_meta.ops.lowering import Scratch
+from numba_meta.lowering import Scratch
 from numba_meta.schedule.calls import AddressList, Call, Constant, EventName, Peer, Place, storage_of
 from numba_meta.schedule.plan import StepPlan
 from numba_meta.schedule.record import Binder, InputBlock
