@@ -150,6 +150,8 @@ def _attention(
         for head in range(q.shape[2]):
             kv = (params["first_head"] + head) // params["group"] - params["first_kv"]
             scores = k[:, cells, kv, 0].T @ q[:, t, head, 0]
+            if params["softcap"]:
+                scores = params["softcap"] / params["scale"] * np.tanh(scores * params["scale"] / params["softcap"])
             if sinks is not None:  # one more score without a value
                 scores = np.append(scores, sinks[head] / params["scale"])
             weights = _softmax({"scale": params["scale"]}, scores)

@@ -152,14 +152,16 @@ class GraphBuilder:
             y = elementwise.add(self.graph, y, self.weight(f"{weight}.bias", n_heads * head_dim), f"{weight}.biased")
         return layout.reshape(self.graph, y, [head_dim, n_heads, x.shape[1]], f"{weight}.heads")
 
-    def heads_of(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, K and V of a layer: `[head_dim, heads, R]` each."""
+    def heads_of(self, layer: int, x: Tensor, norms: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V of a layer: `[head_dim, heads, R]` each; with `norms` each head of Q and K is normed."""
         spec, shape, prefix = self.config.layers[layer], self.config.shape, f"blk.{layer}.attn"
-        return (
-            self.heads(x, f"{prefix}_q", spec.n_head, shape.head_dim_k),
-            self.heads(x, f"{prefix}_k", spec.n_head_kv, shape.head_dim_k),
-            self.heads(x, f"{prefix}_v", spec.n_head_kv, shape.head_dim_v),
-        )
+        q = self.heads(x, f"{prefix}_q", spec.n_head, shape.head_dim_k)
+        k = self.heads(x, f"{prefix}_k", spec.n_head_kv, shape.head_dim_k)
+        v = self.heads(x, f"{prefix}_v", spec.n_head_kv, shape.head_dim_v)
+        if norms:
+            q = self.norm(q, f"{prefix}_q_norm.weight", f"q_norm.{layer}")
+            k = self.norm(k, f"{prefix}_k_norm.weight", f"k_norm.{layer}")
+        return q, k, v
 
     def rotate(self, x: Tensor, config: RopeConfig | None, name: str) -> Tensor:
         """Rotary embedding of `[head_dim, heads, R]`; the angles are shared by all layers of a kind. None: x as it is."""
@@ -171,7 +173,7 @@ class GraphBuilder:
             self._angles[config] = rope.rope_angles(self.graph, self.positions, frequencies, config.magnitude, name_of_kind)
         return rope.rope(self.graph, x, self._angles[config], config.interleaved, name)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0) -> Tensor:
         """Stores k and v `[head_dim, kv heads, R]` in the layer's cache, then attends: `[head_dim_v * heads, R]`."""
         n_device_layers = self.batch.n_device_layers
         resident = n_device_layers is None or layer < n_device_layers
@@ -186,6 +188,7 @@ class GraphBuilder:
             self.positions,
             scale=self.config.layers[layer].scale,
             window=self.config.layers[layer].window,
+            softcap=softcap,
             name=f"attention.{layer}",
         )
         return layout.reshape(self.graph, out, [out.shape[0] * out.shape[1], out.shape[2]], f"attention.{layer}.joined")

@@ -27,18 +27,20 @@ def attention(
     scale: float,
     window: int = 0,
     sinks: Tensor | None = None,
+    softcap: float = 0.0,
     name: str = "",
 ) -> Tensor:
     """Softmax attention: `[head_dim_v, heads, t]` from q `[head_dim, t, heads]` and caches k, v `[head_dim, cells, kv heads]`.
 
     Row t of sequence s at position p sees the cells that `cell_table[s]` names for positions 0..p; with a window, the last `window` of
     them. `sinks` float32 `[heads]`: one more score for every row of a head, whose exponential joins the softmax's denominator and weighs no
-    value; a row that sees nothing gets zeros all the same.
+    value; a row that sees nothing gets zeros all the same. `softcap` (0: none): scores become `softcap * tanh(score / softcap)`.
     """
     sources = (q, k, v, cell_table, sequences, positions, *(() if sinks is None else (sinks,)))
     group = q.shape[2] // k.shape[2] if k.shape[2] else 0
     check(group * k.shape[2] == q.shape[2], "attention", name, sources, "as many query heads for each KV head")
-    return graph.apply("attention", *sources, name=name, scale=scale, window=window, group=group, first_head=0, first_kv=0)
+    params = {"scale": scale, "window": window, "softcap": softcap, "group": group, "first_head": 0, "first_kv": 0}
+    return graph.apply("attention", *sources, name=name, **params)
 
 
 @register
@@ -100,12 +102,12 @@ class Attention(Operation):
             "first_kv": int(node.params["first_kv"]),
             "scale": float(node.params["scale"]),
         }
-        dims = (q.shape[0], v.shape[0])
+        dims, cap = (q.shape[0], v.shape[0]), float(node.params["softcap"])
         reads = (q, k, v, table, sequences, positions)
         if n_rows > SHARED_CHUNK_ROWS:
             per_thread = kernels.attention_rows_scratch_bytes(*dims)
             scratch = to.scratch("chunk", per_thread * to.n_threads)
-            kernel = kernels.attention_rows(k.dtype, v.dtype, *dims, exact=to.exact)
+            kernel = kernels.attention_rows(k.dtype, v.dtype, *dims, exact=to.exact, softcap=cap)
             memory = {"scratch": scratch, "scratch_bytes": per_thread}
             to.call(kernel, reads=(*reads, *sinks), writes=(node, scratch), **memory, **query, **rows, **out)
             to.transport.done_reading(k)
@@ -113,7 +115,7 @@ class Attention(Operation):
         # A few rows: the chunks of a long context are shared among the threads, then combined.
         n_chunks = kernels.chunks_needed(table.shape[0], window)
         partial = to.scratch("partial", kernels.attention_scratch_bytes(n_rows, n_head, dims[1], n_chunks))
-        kernel = kernels.attention_chunks(k.dtype, v.dtype, *dims, exact=to.exact)
+        kernel = kernels.attention_chunks(k.dtype, v.dtype, *dims, exact=to.exact, softcap=cap)
         to.call(kernel, reads=reads, writes=(partial,), partial=partial, n_chunks=n_chunks, **query, **rows)
         to.transport.done_reading(k)
         combine = kernels.attention_combine(dims[1], exact=to.exact)

@@ -3,7 +3,8 @@
 A row at position p of sequence s attends to the positions max(0, p - window + 1) .. p (window 0: from 0 on) that have a cell in
 `cell_table[s]`. Positions are walked in chunks at multiples of 256. A chunk gives the largest score m, the sum l of e^(score - m), and the
 values weighted by e^(score - m); chunks are folded in the order of their index. Each of these sums has one order, which depends on nothing
-but the positions, so that every path gives the same bits. Cells that are not attended are never multiplied by anything.
+but the positions, so that every path gives the same bits. Cells that are not attended are never multiplied by anything. With a `softcap`
+a score is softcap * tanh(score / softcap).
 
 Parameters that the kernels share: `q` float32, a row (token) every `q_stride` bytes, a head every `q_head_stride`; `k`, `v`: cells every
 `k_stride`, `v_stride` bytes, KV heads every `k_head_stride`, `v_head_stride`; `cell_table` int32 `[sequence][position]`, a sequence every
@@ -19,7 +20,7 @@ import functools
 import numpy as np
 
 from numba_meta.dtypes import DType
-from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors
+from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors, shown_cap
 from numba_meta.kernels.cpu.attention_prompt import attention_rows, attention_rows_scratch_bytes
 from numba_meta.kernels.cpu.attention_steps import (
     CHUNK,
@@ -62,23 +63,25 @@ def chunks_needed(n_positions: int, window: int = 0) -> int:
 _iota_buffer = stack_buffer(IOTA_BYTES)
 
 
-def attention_chunks(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False) -> CpuKernel:
+def attention_chunks(
+    k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False, softcap: float = 0.0
+) -> CpuKernel:
     """The kernel of single steps: every (row, chunk, head) gives its record to `partial` `[row][chunk from the row's first][head]`.
 
     `n_chunks` is the extent of `partial`: at least the chunks that any row touches. Work is shared by cost (positions), at the grain of a
     chunk of one head; heads of a KV head that fall to one thread share the loads of K and V. float32 throughout, whether `exact` or not.
     """
-    return _chunks_kernel(k_type, v_type, head_dim_k, head_dim_v)
+    return _chunks_kernel(k_type, v_type, head_dim_k, head_dim_v, softcap)
 
 
 @functools.cache
-def _chunks_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int) -> CpuKernel:
+def _chunks_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, softcap: float) -> CpuKernel:
     check_cache_row(k_type, head_dim_k)
     check_cache_row(v_type, head_dim_v)
-    heads_of_chunk = chunk_heads(k_type, v_type, head_dim_k, head_dim_v)
+    heads_of_chunk = chunk_heads(k_type, v_type, head_dim_k, head_dim_v, softcap)
     record = record_bytes(head_dim_v)
 
-    @cpu_kernel(name=f"attention_chunks_{k_type.name}_{v_type.name}_{head_dim_k}_{head_dim_v}")
+    @cpu_kernel(name=f"attention_chunks_{k_type.name}_{v_type.name}_{head_dim_k}_{head_dim_v}{shown_cap(softcap)}")
     def kernel(  # type: ignore[no-untyped-def]
         thread, n_threads, q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int,
         v: Ptr, v_stride: Int, v_head_stride: Int, cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr,

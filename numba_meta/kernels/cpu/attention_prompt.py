@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from numba_meta.dtypes import F32, DType
-from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors
+from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors, shown_cap
 from numba_meta.kernels.cpu.attention_steps import (
     CHUNK,
     IOTA_BYTES,
     any_hole,
+    cap_scores,
     fill_iota,
     first_attended,
     fold,
@@ -84,7 +85,7 @@ def _list_cells(table, begin, end, by_slot, cells, slots, prefix):  # type: igno
 
 
 @functools.cache
-def _tile(dim_k: int, dim_v: int) -> Any:
+def _tile(dim_k: int, dim_v: int, softcap: float) -> Any:
     """A device function: one chunk for a tile of pairs; folds what it gives into their totals.
 
     begins, ends: each pair's slots; queries: their addresses; sums: their m and weight (float32 each). Values that all pairs of the tile
@@ -93,7 +94,7 @@ def _tile(dim_k: int, dim_v: int) -> Any:
     n = tile_pairs()
     score, add_tile, add_one = score_tile(dim_k, n), add_values(F32, dim_v, n), add_values(F32, dim_v, 1)
     vectors, block_bytes = n_vectors(dim_v), 64 * dim_k
-    row_bytes = 64 * vectors
+    row_bytes, cap = 64 * vectors, cap_scores(softcap)
 
     @device_function
     def tile(queries, begins, ends, keys, values, value_stride, table, cells, slots, prefix, holes, scale, parts, totals, sums):  # type: ignore[no-untyped-def]
@@ -117,6 +118,7 @@ def _tile(dim_k: int, dim_v: int) -> Any:
             if begin < end:
                 first, last = np.int64(load_i32(prefix + 4 * begin)), np.int64(load_i32(prefix + 4 * end))
                 if first < last:
+                    cap(scores + 1024 * r, begin, end)
                     hide_scores(scores + 1024 * r, table, begin, end, holes)
                     m, weight = weigh(scores + 1024 * r, begin, end)
                     stop = common_low if common_low < common_high else last
@@ -140,21 +142,24 @@ def _tile(dim_k: int, dim_v: int) -> Any:
     return tile
 
 
-def attention_rows(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False) -> CpuKernel:
+def attention_rows(
+    k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False, softcap: float = 0.0
+) -> CpuKernel:
     """The kernel of prompts: y[row][head] (float32, strides in bytes) for any rows; quick where neighbouring rows are of one sequence.
 
     `scratch` holds `scratch_bytes` for each thread (`attention_rows_scratch_bytes`). An item of work is a block of rows with the heads of
     one KV head; blocks get smaller where there are many threads. Gives the bits of `attention_chunks` and `attention_combine`, whether
     `exact` or not.
     """
-    return _rows_kernel(k_type, v_type, head_dim_k, head_dim_v)
+    return _rows_kernel(k_type, v_type, head_dim_k, head_dim_v, softcap)
 
 
 @functools.cache
-def _rows_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int) -> CpuKernel:
+def _rows_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, softcap: float) -> CpuKernel:
     check_cache_row(k_type, head_dim_k)
     check_cache_row(v_type, head_dim_v)
-    load_chunk, tile, write = _load_chunk(k_type, v_type, head_dim_k, head_dim_v), _tile(head_dim_k, head_dim_v), write_result(head_dim_v)
+    load_chunk, write = _load_chunk(k_type, v_type, head_dim_k, head_dim_v), write_result(head_dim_v)
+    tile = _tile(head_dim_k, head_dim_v, softcap)
     n_tile, row_bytes, by_slot = tile_pairs(), 64 * n_vectors(head_dim_v), v_type is not F32
     keys_bytes, values_bytes, zero_bytes = 64 * n_vectors(head_dim_k) * CHUNK, row_bytes * CHUNK, 64 * n_vectors(head_dim_k)
     most = MAX_PAIRS + n_tile
@@ -215,7 +220,7 @@ def _rows_kernel(k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int)
             weight = with_sink(load_f32(sums + 8 * pair + 4), load_f32(sums + 8 * pair), sinks, first_sink + head)
             write(totals + pair * row_bytes, weight, y + row * y_stride + head * y_head_stride)
 
-    @cpu_kernel(name=f"attention_rows_{k_type.name}_{v_type.name}_{head_dim_k}_{head_dim_v}")
+    @cpu_kernel(name=f"attention_rows_{k_type.name}_{v_type.name}_{head_dim_k}_{head_dim_v}{shown_cap(softcap)}")
     def kernel(  # type: ignore[no-untyped-def]
         thread, n_threads, q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int,
         v: Ptr, v_stride: Int, v_head_stride: Int, cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr,

@@ -26,7 +26,7 @@ from numba_meta.kernels.cpu.simd import (
     vi_splat,
     vi_store,
 )
-from numba_meta.kernels.cpu.simd_math import device_function, exp_f32, stack_buffer, vf_exp, vf_store_part, vi_iota
+from numba_meta.kernels.cpu.simd_math import device_function, exp_f32, stack_buffer, vf_exp, vf_store_part, vf_tanh, vi_iota
 
 CHUNK = 256  # positions; chunks begin at its multiples
 HEADS_AT_ONCE = 32  # query heads whose scores of a chunk are kept
@@ -83,6 +83,21 @@ def hide_scores(scores, table, begin, end, holes):  # type: ignore[no-untyped-de
         for slot in range(begin, end):
             if load_i32(table + 4 * slot) < 0:
                 store_f32(scores + 4 * slot, hidden)
+
+
+@functools.cache
+def cap_scores(softcap: float) -> Any:
+    """A device function (scores, begin, end): scores of these slots become softcap * tanh(score / softcap); 0: they stay."""
+    capped = softcap > 0
+
+    @device_function
+    def cap(scores, begin, end):  # type: ignore[no-untyped-def]
+        if capped:
+            most = vf_splat(np.float32(softcap))
+            for i in range(begin // 16, (end + 15) // 16):
+                vf_store(scores + 64 * i, most * vf_tanh(vf_load(scores + 64 * i) / most))
+
+    return cap
 
 
 @device_function
@@ -148,7 +163,7 @@ _cells_buffer, _slots_buffer = stack_buffer(4 * CHUNK), stack_buffer(4 * CHUNK)
 
 
 @functools.cache
-def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
+def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int, softcap: float) -> Any:
     """A device function: one row's heads head_begin..head_end (at most HEADS_AT_ONCE) over the slots begin..end of a chunk.
 
     q, records: of the row's head 0; k, v: of the cache's KV head 0. Cells are walked once, all KV heads of some cells together, so that
@@ -156,6 +171,7 @@ def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
     """
     dot_1, dot_2, dot_3, dot_4 = (dot_keys(k_type, dim_k, n) for n in range(1, MAX_SHARED_HEADS + 1))
     add_1, add_2, add_3, add_4 = (add_values(v_type, dim_v, n) for n in range(1, MAX_SHARED_HEADS + 1))
+    cap = cap_scores(softcap)
     fetch_key, fetch_value = prefetch_row(k_type.row_bytes(dim_k)), prefetch_row(v_type.row_bytes(dim_v))
     vectors = n_vectors(dim_v)
     record = 64 * vectors + 64
@@ -208,6 +224,7 @@ def chunk_heads(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
             m, weight = np.float32(-np.inf), np.float32(0.0)
             if first < last:
                 own = scores + 1024 * (head - head_begin)
+                cap(own, begin, end)
                 hide_scores(own, table, begin, end, holes)
                 m, weight = weigh(own, begin, end)
             out = records + head * record

@@ -4,7 +4,8 @@ A row at position p of sequence s attends to the positions max(0, p - window + 1
 `cell_table[s]`. Positions are walked in chunks; how many positions a chunk has depends on how many the row attends to, on nothing else. A
 chunk gives the largest score m, the sum l of e^(score - m), and the values weighted by e^(score - m); chunks are added up in an order of
 their indices. So the bits of a row do not depend on the rows and heads beside it, on the capacity of a recording, or on where cells lie
-(those of a prompt on tensor cores may). Cells that no row attends to are never multiplied by anything.
+(those of a prompt on tensor cores may). Cells that no row attends to are never multiplied by anything. With a `softcap` a score is
+softcap * tanh(score / softcap).
 
 Parameters are those of the CPU's kernels: `q` float32, a row (token) every `q_stride` bytes, a head every `q_head_stride`, all of them
 multiples of 16; `k`, `v`: cells every `k_stride`, `v_stride` bytes, KV heads every `k_head_stride`, `v_head_stride`; `cell_table` int32
@@ -53,7 +54,7 @@ def attention_rows_scratch_bytes(head_dim_k: int, head_dim_v: int) -> int:
 
 @functools.cache
 def attention_chunks(
-    k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False
+    k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False, softcap: float = 0.0
 ) -> CudaKernel | VariantKernel:
     """The kernel of single steps: every (row, chunk, head) gives its record to `partial` `[row][chunk from the row's first][head]`.
 
@@ -63,10 +64,10 @@ def attention_chunks(
     dims = (head_dim_k, head_dim_v)
     check_cache_row(k_type, head_dim_k)
     check_cache_row(v_type, head_dim_v)
-    plain = plain_chunks(k_type, v_type, *dims)
+    plain = plain_chunks(k_type, v_type, *dims, softcap)
     if exact or not can_decode(k_type, v_type, *dims):
         return plain
-    return VariantKernel(plain.name, [*decode_variants(k_type, v_type, *dims), plain])
+    return VariantKernel(plain.name, [*decode_variants(k_type, v_type, *dims, softcap), plain])
 
 
 def attention_combine(head_dim_v: int, exact: bool = False) -> CudaKernel:
@@ -85,7 +86,7 @@ def attention_combine_quantize(head_dim_v: int) -> CudaKernel:
 
 @functools.cache
 def attention_rows(
-    k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False
+    k_type: DType, v_type: DType, head_dim_k: int, head_dim_v: int, exact: bool = False, softcap: float = 0.0
 ) -> CudaKernel | VariantKernel:
     """The kernel of prompts: y[row][head] (float32, strides in bytes) for any rows; quick where neighbouring rows are of one sequence.
 
@@ -95,7 +96,7 @@ def attention_rows(
     dims = (head_dim_k, head_dim_v)
     check_cache_row(k_type, head_dim_k)
     check_cache_row(v_type, head_dim_v)
-    plain = plain_rows(k_type, v_type, *dims)
+    plain = plain_rows(k_type, v_type, *dims, softcap)
     if exact or not can_prompt(k_type, v_type, *dims):
         return plain
-    return VariantKernel(plain.name, [prompt_rows(k_type, v_type, *dims), plain])
+    return VariantKernel(plain.name, [prompt_rows(k_type, v_type, *dims, softcap=softcap), plain])

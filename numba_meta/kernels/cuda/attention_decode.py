@@ -20,11 +20,13 @@ from numba_meta.kernels.cuda.attention_steps import (
     LOG2_E,
     LOWEST,
     TILE_HEADS,
+    cap_score,
     fold_factors,
     folded,
     head_tiles,
     record_bytes,
     row_chunks,
+    shown_cap,
     tile_heads,
 )
 from numba_meta.kernels.cuda.attention_tiles import (
@@ -126,7 +128,7 @@ def _sum_over_cells(x):  # type: ignore[no-untyped-def]
 
 @functools.cache
 def decode_chunks(
-    k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int, capability: Capability = (8, 0)
+    k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int, capability: Capability = (8, 0), softcap: float = 0.0
 ) -> CudaKernel:
     """`attention_chunks` on tensor cores: grid (tile of heads, row, chunk), `warps` warps with a place for a tile each.
 
@@ -138,7 +140,7 @@ def decode_chunks(
     score, add_values, element_of_q, element_of_v = (
         score_tile(k_type, dim_k), add_tile(v_type, dim_v), query_element(k_type), value_element(v_type)
     )  # fmt: skip
-    split_q, split_p = split_pair(k_type), split_pair(v_type)
+    split_q, split_p, cap, capped = split_pair(k_type), split_pair(v_type), cap_score(softcap), softcap > 0
     threads, steps_k, steps_v, n_out = 32 * warps, dim_k // 16, dim_v // 16, dim_v // 4
     most_threads = threads if v_type.is_quantized and dim_v > 128 else max(MOST_THREADS, threads)
     n_queries = -(-32 * steps_k // threads)  # quadruples of Q that a thread converts
@@ -149,7 +151,7 @@ def decode_chunks(
     results, stats = 4 * TILE_HEADS * head_floats, 8 * TILE_HEADS  # bytes of weighted values; of largest scores and weights
     quads = dim_v // 4
     n_shared = max(slots_at + warps * slot_bytes, warps * (results + stats))
-    name = f"attention_tiles_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}_{warps}_sm{capability[0]}{capability[1]}"
+    name = f"attention_tiles_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}_{warps}_sm{capability[0]}{capability[1]}{shown_cap(softcap)}"
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
         grid = (head_tiles(arguments), n_rows, arguments["n_chunks"])  # chunks beyond the live ones come last
@@ -246,6 +248,8 @@ def decode_chunks(
             cuda.syncwarp()
             rows = shared_word(slot) >> (lane >> 2)
             s0, s1, s2, s3 = score(slot + HEADER_BYTES, shared, lane)
+            if capped:
+                s0, s1, s2, s3 = cap(s0), cap(s1), cap(s2), cap(s3)
             cuda.syncwarp()
             cell = then
             has_more = types.int32(at + TILE * warps) < end
@@ -329,15 +333,16 @@ def decode_chunks(
     return kernel
 
 
-def decode_variants(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> list[CudaKernel]:
+def decode_variants(k_type: DType, v_type: DType, dim_k: int, dim_v: int, softcap: float = 0.0) -> list[CudaKernel]:
     """The best kernel first; the last one needs no more shared memory than every GPU from sm_80 on has.
 
     Not all GPUs from sm_90 on have room for the first one: a block of sm_120 has as much as one of sm_86.
     """
     slots = (SHARED_BYTES - dim_k // 16 * QUERY_BYTES) // tile_bytes(k_type, v_type, dim_k, dim_v)
     if slots >= WARPS:
-        return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS)]
-    return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS, (9, 0)), decode_chunks(k_type, v_type, dim_k, dim_v, slots)]
+        return [decode_chunks(k_type, v_type, dim_k, dim_v, WARPS, softcap=softcap)]
+    large = decode_chunks(k_type, v_type, dim_k, dim_v, WARPS, (9, 0), softcap)
+    return [large, decode_chunks(k_type, v_type, dim_k, dim_v, slots, softcap=softcap)]
 
 
 def all_kernels() -> list[CudaKernel]:
@@ -345,4 +350,6 @@ def all_kernels() -> list[CudaKernel]:
     shapes = [(F16, F16, 64, 64), (F16, F16, 128, 128), (F16, F16, 256, 256), (BF16, BF16, 128, 128), (BF16, BF16, 256, 256)]
     shapes += [(Q8_0, Q8_0, 64, 64), (Q8_0, Q8_0, 128, 128), (Q8_0, Q4_0, 256, 256), (Q4_0, Q4_0, 128, 128), (Q4_0, Q4_0, 256, 256)]
     shapes += [(Q4_0, F16, 192, 64)]
-    return [kernel for shape in shapes for kernel in decode_variants(*shape)]
+    capped = [(F16, F16, 256, 256), (Q8_0, Q8_0, 128, 128)]
+    kernels = [kernel for shape in shapes for kernel in decode_variants(*shape)]
+    return kernels + [kernel for shape in capped for kernel in decode_variants(*shape, 50.0)]

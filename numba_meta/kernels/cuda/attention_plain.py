@@ -16,12 +16,14 @@ from numba_meta.kernels.cuda.attention_io import read_4
 from numba_meta.kernels.cuda.attention_steps import (
     LOG2_E,
     LOWEST,
+    cap_score,
     fold_factors,
     folded,
     head_tiles,
     quotient,
     record_bytes,
     row_chunks,
+    shown_cap,
     tile_heads,
     with_sink,
 )
@@ -51,13 +53,13 @@ def _warps(arguments: Any) -> int:
 
 
 @functools.cache
-def chunk_of_head(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
+def chunk_of_head(k_type: DType, v_type: DType, dim_k: int, dim_v: int, softcap: float) -> Any:
     """A device function of one warp: the positions begin..end of a chunk for one head.
 
     query: 4 elements per block of 32; out: the same of the weighted values, in every group of lanes. Gives the largest score (base 2) and
     the weight.
     """
-    read_k, read_v = read_4(k_type), read_4(v_type)
+    read_k, read_v, cap = read_4(k_type), read_4(v_type), cap_score(softcap)
     n_k, n_v, size_v = dim_k // 32, dim_v // 32, dim_v // 8
 
     @device_function
@@ -88,7 +90,7 @@ def chunk_of_head(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
             total = add(total, cuda.shfl_xor_sync(ALL_LANES, total, 2))
             total = add(total, cuda.shfl_xor_sync(ALL_LANES, total, 1))
             if cell >= 0:
-                score = mul(total, scale)
+                score = cap(mul(total, scale))
                 largest = maximum(m, score)
                 by_old, p = exp2(m - largest), exp2(score - largest)
                 m, weight = largest, fma(weight, by_old, p)
@@ -111,16 +113,17 @@ def chunk_of_head(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> Any:
 
 
 @functools.cache
-def plain_chunks(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKernel:
+def plain_chunks(k_type: DType, v_type: DType, dim_k: int, dim_v: int, softcap: float = 0.0) -> CudaKernel:
     """`attention_chunks` for every type: grid (chunk, tile of heads, row), a warp for each head."""
-    chunk_of, record = chunk_of_head(k_type, v_type, dim_k, dim_v), record_bytes(dim_v)
+    chunk_of, record = chunk_of_head(k_type, v_type, dim_k, dim_v, softcap), record_bytes(dim_v)
+    name = f"attention_chunks_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}{shown_cap(softcap)}"
     n_k, n_v, size_k, size_v = dim_k // 32, dim_v // 32, dim_k // 8, dim_v // 8
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
         grid = (arguments["n_chunks"], head_tiles(arguments), n_rows)
         return Launch(grid if all(grid) else (0, 0, 0), (32 * _warps(arguments), 1, 1))
 
-    @cuda_kernel(name=f"attention_chunks_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}", launch=launch, max_threads=MAX_THREADS)
+    @cuda_kernel(name=name, launch=launch, max_threads=MAX_THREADS)
     def kernel(  # type: ignore[no-untyped-def]
         q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int, v: Ptr, v_stride: Int, v_head_stride: Int,
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
@@ -157,16 +160,17 @@ def plain_chunks(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKe
 
 
 @functools.cache
-def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKernel:
+def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, softcap: float = 0.0) -> CudaKernel:
     """`attention_rows` with the bits of `plain_chunks` and `combine_in_order`: grid (tile of heads, row), a warp for each head."""
-    chunk_of = chunk_of_head(k_type, v_type, dim_k, dim_v)
+    chunk_of = chunk_of_head(k_type, v_type, dim_k, dim_v, softcap)
+    name = f"attention_rows_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}{shown_cap(softcap)}"
     n_k, n_v, size_k, size_v = dim_k // 32, dim_v // 32, dim_k // 8, dim_v // 8
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
         grid = (head_tiles(arguments), n_rows, 1)
         return Launch(grid if all(grid) else (0, 0, 0), (32 * _warps(arguments), 1, 1))
 
-    @cuda_kernel(name=f"attention_rows_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}", launch=launch, max_threads=MAX_THREADS)
+    @cuda_kernel(name=name, launch=launch, max_threads=MAX_THREADS)
     def kernel(  # type: ignore[no-untyped-def]
         q: Ptr, q_stride: Int, q_head_stride: Int, k: Ptr, k_stride: Int, k_head_stride: Int, v: Ptr, v_stride: Int, v_head_stride: Int,
         cell_table: Ptr, table_stride: Int, positions: Ptr, sequences: Ptr, window: Int, n_head: Int, first_head: Int, group: Int,
@@ -213,4 +217,5 @@ def plain_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int) -> CudaKern
 def all_kernels() -> list[CudaKernel]:
     """Every type once, and the smallest and largest heads."""
     shapes = [(F32, F32, 32, 32), (F32, F32, 256, 256), (F16, BF16, 128, 64), (Q4_0, Q8_0, 256, 256)]
-    return [make(*shape) for shape in shapes for make in (plain_chunks, plain_rows)]
+    capped = [plain_chunks(F16, F16, 64, 64, 50.0), plain_rows(F16, F16, 64, 64, 50.0)]
+    return [make(*shape) for shape in shapes for make in (plain_chunks, plain_rows)] + capped

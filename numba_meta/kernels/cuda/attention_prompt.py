@@ -17,7 +17,7 @@ import numpy as np
 from numba_meta.dtypes import BF16, F16, Q4_0, Q8_0, DType
 from numba_meta.kernels.cuda.attention_halves import stage_row
 from numba_meta.kernels.cuda.attention_intrinsics import cell_address, shared_word
-from numba_meta.kernels.cuda.attention_steps import LOG2_E, LOWEST, first_attended, quotient, with_sink
+from numba_meta.kernels.cuda.attention_steps import LOG2_E, LOWEST, cap_score, first_attended, quotient, shown_cap, with_sink
 from numba_meta.kernels.cuda.device import (
     async_commit,
     async_wait_all,
@@ -78,7 +78,7 @@ def _end_of_run(sequences, positions, begin, end):  # type: ignore[no-untyped-de
 
 
 @functools.cache
-def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int = WARPS) -> CudaKernel:
+def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int = WARPS, softcap: float = 0.0) -> CudaKernel:
     """`attention_rows` on tensor cores: grid (tile of pairs, the last ones first; KV head)."""
     n_pairs, threads = 16 * warps, 32 * warps
     n = 64 if {dim_k, dim_v} <= {64, 128} else 32  # positions at a time
@@ -91,7 +91,8 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int
     steps_k, steps_v, n_tiles, n_scores, n_out = dim_k // 16, n // 16, n // 8, n // 2, dim_v // 2
     pairs_v, per_row = dim_v // 16, threads // n  # threads of a row
     stage_k, stage_v = stage_row(k_type, dim_k, per_row), stage_row(v_type, dim_v, per_row)
-    name = f"attention_prompt_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}_{warps}"
+    name = f"attention_prompt_{k_type.name}_{v_type.name}_{dim_k}_{dim_v}_{warps}{shown_cap(softcap)}"
+    cap, capped = cap_score(softcap), softcap > 0
 
     def launch(arguments: Any, n_rows: int, gpu: Gpu) -> Launch:
         first, n_head, group = arguments["first_head"], arguments["n_head"], arguments["group"]
@@ -196,6 +197,9 @@ def prompt_rows(k_type: DType, v_type: DType, dim_k: int, dim_v: int, warps: int
                         scores[j], scores[j + 1], scores[j + 2], scores[j + 3] = mma_f16(
                             a0, a1, a2, a3, c0, c1, scores[j], scores[j + 1], scores[j + 2], scores[j + 3]
                         )
+                if capped:
+                    for i in range(n_scores):
+                        scores[i] = cap(scores[i])
                 from0, to0 = shared_word(ranges), shared_word(ranges + 4)
                 from1, to1 = shared_word(ranges + 64), shared_word(ranges + 68)
                 if holes or start < from0 or start < from1 or start + n - 1 > to0 or start + n - 1 > to1:
@@ -264,4 +268,4 @@ def all_kernels() -> list[CudaKernel]:
     """Every type and the usual head sizes."""
     shapes = [(F16, F16, 64, 64), (F16, F16, 128, 128), (F16, F16, 256, 256), (BF16, BF16, 128, 128), (Q8_0, Q8_0, 128, 128)]
     shapes += [(Q4_0, Q4_0, 256, 256), (Q4_0, BF16, 96, 32)]
-    return [prompt_rows(*shape) for shape in shapes]
+    return [prompt_rows(*shape) for shape in shapes] + [prompt_rows(F16, F16, 256, 256, softcap=50.0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,25 @@ MOST_CHUNKS = 32  # a row with more positions has larger chunks
 TILE_HEADS = 8  # query heads of one KV head that a block takes
 LOWEST = np.float32(-1e30)  # below every score; finite, so that differences are never NaN
 LOG2_E = np.float32(math.log2(math.e))
+
+
+def shown_cap(softcap: float) -> str:
+    """The part of a kernel's name that tells its softcap."""
+    return f"_cap{softcap:g}" if softcap else ""
+
+
+@functools.cache
+def cap_score(softcap: float) -> Any:
+    """A device function: a score times log2(e) becomes softcap * tanh(score / softcap) times log2(e); with a softcap of 0 it stays."""
+    capped, most = softcap > 0, np.float32(softcap * math.log2(math.e))
+
+    @device_function
+    def cap(score):  # type: ignore[no-untyped-def]
+        if capped:
+            return mul(most, math.tanh(score / most))
+        return score
+
+    return cap
 
 
 def chunk_positions(n_positions: int) -> int:

@@ -50,6 +50,7 @@ class Case:
     first_head: int = 0
     first_kv: int = 0
     sinks: np.ndarray | None = None  # [head]
+    softcap: float = 0.0
 
     def rows(self, which: list[int] | slice) -> Case:
         """The same cache with some of the rows."""
@@ -68,6 +69,7 @@ class Case:
             cells = cells[cells >= 0]
             for head in range(n_head if len(cells) else 0):
                 score = k[cells, head // self.group] @ self.q[row, head].astype(np.float64) * float(np.float32(self.dim_k**-0.5))
+                score = self.softcap * np.tanh(score / self.softcap) if self.softcap else score
                 top = max(score.max(), sinks[head])
                 weight = np.exp(score - top)
                 out[row, head] = weight @ v[cells, head // self.group] / (weight.sum() + np.exp(sinks[head] - top))
@@ -94,7 +96,7 @@ class Case:
         partial = Guarded(1, attention_scratch_bytes(rows, n_head, self.dim_v, n_chunks), np.uint8, gap=0)
         out = Guarded(rows, n_head * self.dim_v)
         inputs = self._inputs(rows if n_live is None else n_live)
-        attention_chunks(self.k_type, self.v_type, self.dim_k, self.dim_v)(
+        attention_chunks(self.k_type, self.v_type, self.dim_k, self.dim_v, softcap=self.softcap)(
             threads=threads, **inputs, partial=partial.address, n_chunks=n_chunks
         )
         shared = {name: inputs[name] for name in ("positions", "window", "n_head", "n_rows")}
@@ -111,7 +113,7 @@ class Case:
         scratch_bytes = attention_rows_scratch_bytes(self.dim_k, self.dim_v)
         sinks = self._guarded_sinks()
         scratch, out = Guarded(1, threads * scratch_bytes, np.uint8, gap=0), Guarded(rows, n_head * self.dim_v)
-        attention_rows(self.k_type, self.v_type, self.dim_k, self.dim_v)(
+        attention_rows(self.k_type, self.v_type, self.dim_k, self.dim_v, softcap=self.softcap)(
             threads=threads, **self._inputs(rows if n_live is None else n_live), y=out.address, y_stride=out.stride,
             y_head_stride=4 * self.dim_v, scratch=scratch.address, scratch_bytes=scratch_bytes,
             sinks=sinks.address if sinks else 0,

@@ -125,6 +125,22 @@ def test_scores_far_apart_do_not_overflow() -> None:
     np.testing.assert_allclose(every_path(case), case.expected(), atol=2e-3)
 
 
+@pytest.mark.parametrize("types", TYPES, ids=lambda t: "-".join(map(str, t)))
+@pytest.mark.parametrize(("window", "holes"), [(0, 0.0), (300, 0.1)], ids=["full", "window-holes"])
+def test_capped_scores_against_float64(types: tuple[DType, DType, int, int], window: int, holes: float) -> None:
+    """A cap that acts on most scores, and slots that are hidden all the same; sinks are no scores of keys and stay as they are."""
+    case = replace(make_case(*types, [0, 3, 255, 256, 300, 301, 511, 512, 700], window=window, holes=holes), softcap=0.75)
+    np.testing.assert_allclose(every_path(case), case.expected(), atol=3e-6)
+    assert np.abs(every_path(replace(case, softcap=0.0)) - every_path(case)).max() > 0.01, "the cap counts"
+    with_both = with_sinks(case)
+    np.testing.assert_allclose(every_path(with_both), with_both.expected(), atol=3e-6)
+
+
+def test_capped_scores_of_a_prompt() -> None:
+    case = replace(make_case(*SMALL, list(range(200, 500)), n_kv=1, group=5), softcap=0.75)
+    np.testing.assert_allclose(every_path(case), case.expected(), atol=3e-6)
+
+
 def with_sinks(case: Case, sinks: np.ndarray | None = None) -> Case:
     return replace(case, sinks=random_sinks(case.q.shape[1]) if sinks is None else sinks)
 

@@ -78,6 +78,7 @@ class Case:
     first_head: int = 0
     first_kv: int = 0
     sinks: np.ndarray | None = None  # [head]
+    softcap: float = 0.0
     uploads: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -115,6 +116,7 @@ class Case:
                 continue
             q = self.q[row].astype(np.float64).reshape(-1, self.group, dim)
             score = np.einsum("hgd,nhd->hgn", q, k[cells]) * scale
+            score = self.softcap * np.tanh(score / self.softcap) if self.softcap else score
             top = np.maximum(score.max(-1, keepdims=True), sinks)
             weight = np.exp(score - top)
             weight /= weight.sum(-1, keepdims=True) + np.exp(sinks - top)
@@ -156,7 +158,7 @@ class Case:
         out = gpu.empty(4 * max(1, rows * n_head * dim_v))
         inputs = self.inputs(rows if n_live is None else n_live)
         sinks = inputs.pop("sinks")
-        chunks = attention_chunks(self.k_type, self.v_type, dim_k, dim_v, exact)
+        chunks = attention_chunks(self.k_type, self.v_type, dim_k, dim_v, exact, self.softcap)
         gpu.run(chunks, rows, **inputs, partial=partial, n_chunks=n_chunks)
         shared = {name: inputs[name] for name in ("positions", "window", "n_head", "n_rows")}
         strides = {"y_stride": 4 * n_head * dim_v, "y_head_stride": 4 * dim_v}
@@ -171,7 +173,7 @@ class Case:
         gpu, (dim_k, dim_v), (rows, n_head, _) = on_gpu.open_gpu(), self.dims, self.q.shape
         n_bytes = attention_rows_scratch_bytes(dim_k, dim_v)
         scratch, out = gpu.empty(max(1, n_bytes)), gpu.empty(4 * max(1, rows * n_head * dim_v))
-        kernel: CudaKernel = attention_rows(self.k_type, self.v_type, dim_k, dim_v, exact)
+        kernel: CudaKernel = attention_rows(self.k_type, self.v_type, dim_k, dim_v, exact, self.softcap)
         strides = {"y_stride": 4 * n_head * dim_v, "y_head_stride": 4 * dim_v}
         inputs = self.inputs(rows if n_live is None else n_live)
         gpu.run(kernel, rows, **inputs, y=out, **strides, scratch=scratch, scratch_bytes=n_bytes)

@@ -197,6 +197,23 @@ def test_scores_far_apart_do_not_overflow(types: tuple[DType, DType, int, int], 
     np.testing.assert_allclose(PATHS[path](case), case.expected(), atol=2e-3 if path == "chunks" else 0.2)
 
 
+@pytest.mark.parametrize("types", TYPES, ids=named)
+@pytest.mark.parametrize("path", PATHS)
+def test_capped_scores(types: tuple[DType, DType, int, int], path: str) -> None:
+    positions = [0, 3, 63, 64, 65, 300, 301, 511, 512, 700, 4400]
+    for window, holes, group in ((0, 0.0, 3), (300, 0.1, 4)):
+        case = make_case(*types, positions, window=window, holes=holes, group=group).changed(softcap=0.75)
+        out = check(case, path)
+        assert np.abs(out - case.changed(softcap=0.0).expected()).max() > 0.01, "the cap counts"
+    check(make_case(*types, list(range(200, 300)), n_kv=1, group=5).changed(softcap=0.75), path)
+
+
+def test_exact_paths_give_the_same_bits_with_capped_scores() -> None:
+    for types in (TYPES[0], *FAST):
+        case = make_case(*types, [0, 100, *range(4080, 4110), 9000], holes=0.02).changed(softcap=0.75)
+        assert case.by_chunks(exact=True).tobytes() == case.by_rows(exact=True).tobytes()
+
+
 # ---- sinks -----------------------------------------------------------------------------------------------------------------------------
 
 
