@@ -284,7 +284,7 @@ class Model(LoadedModel):
         if len(ids) > shape.n_positions:
             raise ContextFullError(
                 f"the prompt has {counted(len(ids), 'token')}, {shape.room} has room for {shape.n_positions}; "
-                "shorten it or use a larger --ctx-size"
+                "shorten it or use a larger context (ctx_size, --ctx-size)"
             )
         return whole_number("max_tokens", max_tokens, 0)
 
