@@ -39,7 +39,7 @@ def _silent() -> Iterator[None]:
             sys.stdout, sys.stderr = before
 
 
-def check_alone(launch: RankLaunch | None, what: str, why: str = "only rank 0 can read standard input") -> None:
+def check_alone(n_ranks: int, what: str, why: str = "only rank 0 can read standard input") -> None:
     """Raises `UsageError` for what several ranks cannot do."""
-    if launch is not None and launch.size > 1:
-        raise UsageError(f"{what} is not there yet for {launch.size} ranks: {why}; use one process")
+    if n_ranks > 1:
+        raise UsageError(f"{what} is not there yet for {n_ranks} ranks: {why}; use one process")

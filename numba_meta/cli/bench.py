@@ -15,7 +15,16 @@ import click
 from numba_meta import __version__
 from numba_meta.cli.machine import cpu_name
 from numba_meta.cli.options import BATCH_OPTIONS, RING_OPTIONS, LoadOptions, cache_types, counts, places, with_options
-from numba_meta.cli.session import HOST_CACHE_ARGUMENTS, bench_ids, current_launch, generation_speed, open_model, prompt_speed
+from numba_meta.cli.session import (
+    HOST_CACHE_ARGUMENTS,
+    bench_ids,
+    check_load,
+    current_launch,
+    generation_speed,
+    is_rehearsal,
+    open_model,
+    prompt_speed,
+)
 from numba_meta.cli.terminal import Progress, table
 from numba_meta.devices.parse import format_bytes
 from numba_meta.errors import counted
@@ -131,7 +140,10 @@ def bench(
     base = LoadOptions(ctx_size=n_cells, **load_values)
     where = plan_places(host_places, pipeline_depths or (0, 1))
     configurations = plan_configurations(base, devices, splits, threads, cache_type_k, cache_type_v, where)
-    check_devices(devices)
+    for load in configurations.values():
+        check_load(load)
+    if not is_rehearsal():
+        check_devices(devices)
     progress = Progress()
     with contextlib.ExitStack() as stack:
         models = {name: stack.enter_context(open_model(model, load, 1, progress)) for name, load in configurations.items()}
