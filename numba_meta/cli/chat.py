@@ -112,9 +112,10 @@ def _report(model: Model, verbosity: int, said: set[str]) -> None:
 def _answer(model: Model, messages: list[Message], predict: int, arguments: dict[str, Any], progress: Progress) -> tuple[str, bool]:
     """What the model said, and whether it was allowed to finish."""
     pieces: list[str] = []
+    notes: list[str] = []
     try:
         answer = model.generate(chat_prompt(model, messages), reuse_prefix=True, **arguments)
-        for piece in until_full(answer, predict):
+        for piece in until_full(answer, predict, notes.append):
             progress.clear()
             pieces.append(piece)
             sys.stdout.write(piece)
@@ -122,6 +123,13 @@ def _answer(model: Model, messages: list[Message], predict: int, arguments: dict
     except KeyboardInterrupt:
         say("")
         return "".join(pieces), False
+    except ContextFullError:
+        if pieces:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        raise
     sys.stdout.write("\n")
     sys.stdout.flush()
+    for line in notes:
+        say(line)
     return "".join(pieces), True

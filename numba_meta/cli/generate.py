@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -38,6 +39,7 @@ from numba_meta.cli.terminal import Progress, say
 from numba_meta.cli.text_input import read_text
 from numba_meta.errors import UsageError
 
+LAUNCHER_SECONDS = 0.1  # a launcher passes two streams on: the text has to be through before the summary is
 TEXT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
@@ -96,13 +98,14 @@ def generate(
             for line in decisions(loaded):
                 say(line)
         inputs = [chat_prompt(loaded, [{"role": "user", "content": text}]) if as_chat else text for text in texts]
+        notes: list[str] = []
         with traced(loaded, verbose):
             if len(inputs) == 1:
                 with contextlib.nullcontext() if prompt_cache is None else PromptCache(loaded, prompt_cache) as state:
                     if state:
                         arguments["reuse_prefix"] = True
                     pieces = loaded.generate(inputs[0], max_tokens=max_tokens, **arguments)
-                    for piece in until_full(state.watched(pieces) if state else pieces, predict):
+                    for piece in until_full(state.watched(pieces) if state else pieces, predict, notes.append):
                         progress.clear()
                         sys.stdout.write(piece)
                         sys.stdout.flush()
@@ -115,8 +118,10 @@ def generate(
                 sys.stdout.write("\n---\n".join(_until(loaded.detokenize(ids), generation.stop) for ids in answers) + "\n")
                 sys.stdout.flush()
                 if predict < 0 and any(len(ids) == limit for ids in answers):
-                    say(CONTEXT_FULL)
-        for line in after_generation(loaded, verbose):
+                    notes.append(CONTEXT_FULL)
+        if n_ranks() > 1:
+            time.sleep(LAUNCHER_SECONDS)
+        for line in (*notes, *after_generation(loaded, verbose)):
             say(line)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import click
 
 import numba_meta
 from numba_meta.cli.options import GenerationOptions, LoadOptions
-from numba_meta.cli.terminal import Progress, say
+from numba_meta.cli.terminal import Progress
 from numba_meta.devices.parse import format_bytes
 from numba_meta.errors import ContextFullError, UsageError
 from numba_meta.memory.placement import WHOLE_SHARE
@@ -171,8 +171,8 @@ def equal_room(model: Model, prompts: Sequence[str | Sequence[int]]) -> int:
     return part - longest
 
 
-def until_full(pieces: Iterator[str], predict: int) -> Iterator[str]:
-    """The same pieces. Where as many as there are were wanted, a full context ends them with a line instead of an error."""
+def until_full(pieces: Iterator[str], predict: int, note: Callable[[str], object]) -> Iterator[str]:
+    """The same pieces. Where as many as there are were wanted, a full context ends them with a note instead of an error."""
     any_piece = False
     try:
         for piece in pieces:
@@ -181,7 +181,7 @@ def until_full(pieces: Iterator[str], predict: int) -> Iterator[str]:
     except ContextFullError:
         if predict >= 0 or not any_piece:
             raise
-        say(CONTEXT_FULL)
+        note(CONTEXT_FULL)
 
 
 def chat_prompt(model: Model, messages: Sequence[Message]) -> list[int]:

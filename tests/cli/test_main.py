@@ -191,3 +191,13 @@ def test_options_of_commands_have_help():
         if isinstance(parameter, click.Option) and not parameter.help
     ]
     assert unexplained == ["bench output"]
+
+
+@pytest.mark.parametrize("arguments", [["generate", "no-such-model", "p"], ["--version"], ["launch", "-n", "2", "--", "info", "m"]])
+def test_closed_standard_output_is_one_line(arguments):
+    command = 'exec "$@" >&-'
+    process = subprocess.run(
+        ["sh", "-c", command, "sh", sys.executable, "-m", "numba_meta", *arguments], capture_output=True, text=True, timeout=60
+    )
+    line = "numba-meta: standard output is closed, and what a command prints goes there; send it to a file or to /dev/null\n"
+    assert (process.returncode, process.stderr) == (1, line)
