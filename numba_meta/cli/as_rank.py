@@ -31,7 +31,7 @@ def as_rank() -> Iterator[RankLaunch | None]:
 def _silent() -> Iterator[None]:
     """Nothing of the body reaches the terminal. What is raised does, where this rank is the one that says so."""
     before: tuple[TextIO, TextIO] = sys.stdout, sys.stderr
-    with open(os.devnull, "w") as nothing:
+    with open(os.devnull, "w", encoding="utf-8", errors="replace") as nothing:  # whatever the locale, no text is an error
         sys.stdout = sys.stderr = nothing
         try:
             yield

@@ -81,8 +81,10 @@ def generate(
       numba-meta generate smollm2 "A lamp" --no-kv-offload --device "cpu:0?link=5.3,cpu:0?link=2.7" -v
       echo "Once upon a time" | numba-meta generate model.gguf --file - --exact
     """
-    if file is not None and not Path(file).is_file():
-        check_alone(n_ranks(), f"--file {file}")
+    if file == "-":
+        check_alone(n_ranks(), "--file -")
+    elif file is not None and not Path(file).is_file():
+        check_alone(n_ranks(), f"--file {file}", "it can be read once, and each of them would")
     if prompt_cache is not None:
         check_alone(n_ranks(), "--prompt-cache", "each has a part of the state")
         check_path(prompt_cache)

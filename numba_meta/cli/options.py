@@ -241,6 +241,16 @@ def predict_option(least: int, default: int) -> Decorator:
     )  # fmt: skip
 
 
+def listed(*names: str, read: Callable[[Any], tuple[Any, ...]], default: str | None = None, **settings: Any) -> Decorator:
+    """An option whose values are lists, which may be given again: all of them count. None where it is not given and has no default."""
+
+    def join(_context: click.Context, _parameter: click.Parameter, lists: tuple[tuple[Any, ...], ...]) -> tuple[Any, ...] | None:
+        return tuple(value for each in lists for value in each) or None
+
+    usual = () if default is None else (default,)
+    return click.option(*names, type=read, multiple=True, default=usual, show_default=bool(usual), callback=join, **settings)
+
+
 def with_options(*options: Decorator) -> Decorator:
     """Give a command `options`, which its help lists in their order."""
 

@@ -68,16 +68,15 @@ def check_load(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
 
 def _rehearse_load(name: str, arguments: Mapping[str, Any], progress: Progress) -> None:
     """Fetches a model that is missing, and raises what its header says against a load by the first of several ranks."""
-    from numba_meta.models.config import read_config
+    from numba_meta.models.description import describe_model
     from numba_meta.models.gguf import read_gguf
-    from numba_meta.models.load import tensor_facts
     from numba_meta.models.load_plan import LoadOptions as Options
     from numba_meta.models.load_plan import plan_load
     from numba_meta.models.pull import resolve_model
 
     file = read_gguf(resolve_model(name, progress))
     try:
-        plan_load(read_config(file), tensor_facts(file), Options(**arguments), 0, n_ranks())
+        plan_load(describe_model(file), Options(**arguments), 0, n_ranks())
     finally:
         file.close()
 

@@ -11,6 +11,7 @@ from mpirun import needs_mpi
 from synthetic import write_model
 
 from numba_meta.cli import launch
+from numba_meta.cli.as_rank import _silent
 from numba_meta.cli.launch import find_mpirun, launch_environment, mpirun_version, output_options
 from numba_meta.errors import UsageError
 
@@ -63,7 +64,7 @@ def started(monkeypatch) -> list[list[str]]:
     [
         (["chat", "MODEL"], 2, "chat is not there yet for 2 ranks"),
         (["generate", "MODEL", "--file", "-"], 2, "--file - is not there yet for 2 ranks"),
-        (["generate", "MODEL", "--file", "/dev/null"], 2, "--file /dev/null is not there yet for 2 ranks"),
+        (["generate", "MODEL", "--file", "/dev/null"], 2, "--file /dev/null is not there yet for 2 ranks: it can be read once"),
         (["generate", "MODEL", "--file", "missing.txt"], 2, "File 'missing.txt' does not exist"),
         (["generate", "MODEL", "p", "--prompt-cache", "state"], 2, "--prompt-cache is not there yet for 2 ranks"),
         (["generate", "MODEL"], 2, "no prompt was given"),
@@ -117,6 +118,14 @@ def test_wrong_use(run, arguments, pattern) -> None:
 def launched(n: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "numba_meta", "launch", "-n", str(n), "--", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+
+
+def test_a_silent_rank_may_print_any_text(capsys) -> None:
+    with _silent():
+        print("é \udcff", "☃", file=sys.stderr)
+        print("é \udcff", "☃")
+        assert sys.stdout.encoding == "utf-8"
+    assert capsys.readouterr() == ("", "")
 
 
 @needs_mpi

@@ -93,6 +93,12 @@ def test_arguments_that_cannot_be_are_refused_before_a_model_is_opened(run, mode
     assert models == []
 
 
+def test_a_list_of_bench_that_is_given_again_is_longer(run, models):
+    outcome = run("bench", "m", "-p", "8,9", "-p", "10", "-n", "0", "-r", "1", "-ctk", "f16", "-ctk", "q8_0", "-t", "1", "-t", "2")
+    assert outcome.status == 0 and len(models) == 4 and len(outcome.out.splitlines()) == 1 + 4 * 3
+    assert "[default: 512]" in run("bench", "--help").out and "[default: 0]" in run("bench", "--help").out
+
+
 def test_every_configuration_of_bench_is_checked_before_the_first_is_loaded(run, models):
     outcome = run("bench", "m", "-dev", "cpu:0", "-dev", "cpu:0,cpu:0", "-ts", "1,1")
     assert outcome.status == 2 and "2 entries for 1 devices" in outcome.err and models == []
