@@ -73,7 +73,7 @@ def describe_failure(error: Exception) -> tuple[str, int]:
     if isinstance(error, NumbaMetaError):
         return _one_line(str(error)), error.exit_status
     if isinstance(error, MemoryError):
-        return "this machine is out of memory; use a smaller --ctx-size or a smaller model", 1
+        return "this machine is out of memory; use a smaller context or a smaller model", 1
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}", 1

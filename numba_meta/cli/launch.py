@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import click
 
 from numba_meta.cli.session import Rehearsed
+from numba_meta.cli.terminal import Progress
 from numba_meta.comm.launch import ALONE, detect_launch
 from numba_meta.errors import UsageError
 
@@ -27,6 +29,7 @@ _SETTINGS = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
 LOADING = ("generate", "chat", "bench")  # commands whose ranks load a model together
+READING = ("info", "plan")  # those that look at a file
 MAX_RANKS = 64  # a slip of the finger does not fill a machine's memory with processes
 _ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -58,15 +61,20 @@ def launch(ranks: int, command: tuple[str, ...]) -> None:
 
 def rehearse(words: Sequence[str], n_ranks: int) -> None:
     """Raises what every one of `n_ranks` ranks would say of a command, as far as that needs no rank and no weight; prints its help."""
+    from numba_meta.models.pull import resolve_model
+
     root = click.get_current_context().find_root()
     state = replace(root.obj, rehearsed_ranks=n_ranks)
     with root.command.make_context("numba-meta", list(words), obj=state) as context, contextlib.suppress(Rehearsed):
         assert isinstance(root.command, click.Group)
-        name, command, rest = root.command.resolve_command(context, [*context._protected_args, *context.args])
+        rest = list(itertools.dropwhile(lambda word: word.startswith("-"), words))  # what comes before a command takes no value
+        name, command, rest = root.command.resolve_command(context, rest or [""])
         assert command is not None
         with command.make_context(name, rest, parent=context) as own:
             if name in LOADING:
                 command.invoke(own)
+            elif name in READING:
+                resolve_model(own.params["model"], Progress())
 
 
 def check_not_launched(environ: Mapping[str, str]) -> None:

@@ -77,8 +77,11 @@ def started(monkeypatch) -> list[list[str]]:
         (["generate", "missing.gguf", "p"], 1, "no model missing.gguf"),
         (["generate", __file__, "p"], 1, "test_launch.py"),
         (["bench", "MODEL", "-dev", "cpu:0", "-dev", "cpu:0,cpu:0", "-ts", "1,1"], 2, "2 entries for 4 devices"),
+        (["info", "missing.gguf"], 1, "no model missing.gguf"),
         (["info"], 2, "Missing argument 'MODEL'"),
         (["nonsense"], 2, "No such command 'nonsense'"),
+        (["--"], 2, "No such command ''"),
+        (["--debug", "chat", "MODEL"], 2, "chat is not there yet for 2 ranks"),
     ],
 )
 def test_what_needs_no_rank_is_refused_before_the_launcher_starts(run, started, tmp_path, command, status, line) -> None:

@@ -111,7 +111,7 @@ def test_an_option_that_would_do_nothing_is_refused(run, models, option):
         (UsageError("split 1,-1: negative"), 2, "split 1,-1: negative"),
         (NumbaMetaError("two\n  lines"), 1, r"two\n lines"),
         (FileNotFoundError(2, "No such file or directory", "m.gguf"), 1, "m.gguf: No such file or directory"),
-        (MemoryError(), 1, "this machine is out of memory; use a smaller --ctx-size or a smaller model"),
+        (MemoryError(), 1, "this machine is out of memory; use a smaller context or a smaller model"),
     ],
 )
 def test_a_failure_is_one_line_with_its_status(run, failing_load, error, status, line):
