@@ -2,7 +2,7 @@
 
     app.py        the group of commands             generate.py chat.py bench.py plan.py devices.py pull.py info.py launch.py: one each
     options.py    options that commands share       session.py    the only file here that calls the Python API of a model
-    plan_report.py  a forecast in words
+    plan_report.py  a forecast in words             before_load.py   what a load is refused for before weights are read
     as_rank.py    this process as one of several ranks
     terminal.py   lines, progress, tables           machine.py    what `devices` measures
     command.py    words that are no option          llama_options.py   options of llama.cpp that are not here

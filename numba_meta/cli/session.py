@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import numba_meta
+from numba_meta.cli.before_load import check_arguments, check_header, check_prompts
 from numba_meta.cli.options import GenerationOptions, LoadOptions
 from numba_meta.cli.terminal import Progress
 from numba_meta.devices.parse import format_bytes
@@ -45,11 +46,15 @@ class Rehearsed(Exception):
     """The end of a command that `launch` tries before it starts ranks: what follows needs them."""
 
 
-def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress) -> Model:
-    """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many."""
+def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress, prompts: Sequence[str] = ()) -> Model:
+    """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many.
+
+    `prompts`: texts that must fit the context; one that is far too long is refused before weights are read.
+    """
     arguments = check_load(load, n_prompts)
+    check_prompts(name, arguments, prompts, progress)
     if is_rehearsal():
-        _rehearse_load(name, arguments, progress)
+        check_header(name, arguments, n_ranks(), progress)
         raise Rehearsed
     if (launch := current_launch()) is not None:
         arguments["ranks"] = launch
@@ -58,27 +63,9 @@ def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress)
 
 def check_load(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
     """The arguments of `numba_meta.load`. Raises `UsageError` for what is impossible whatever the model."""
-    from numba_meta.models.load_plan import LoadOptions as Options
-    from numba_meta.models.load_plan import check_options
-
     arguments = load_arguments(load, n_prompts)
-    check_options(Options(**arguments), n_ranks())
+    check_arguments(arguments, n_ranks())
     return arguments
-
-
-def _rehearse_load(name: str, arguments: Mapping[str, Any], progress: Progress) -> None:
-    """Fetches a model that is missing, and raises what its header says against a load by the first of several ranks."""
-    from numba_meta.models.description import describe_model
-    from numba_meta.models.gguf import read_gguf
-    from numba_meta.models.load_plan import LoadOptions as Options
-    from numba_meta.models.load_plan import plan_load
-    from numba_meta.models.pull import resolve_model
-
-    file = read_gguf(resolve_model(name, progress))
-    try:
-        plan_load(describe_model(file), Options(**arguments), 0, n_ranks())
-    finally:
-        file.close()
 
 
 def current_launch() -> RankLaunch | None:

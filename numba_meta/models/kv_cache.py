@@ -50,6 +50,12 @@ class CacheShape:
             return "the context"
         return f"a sequence's part of the context (kv_unified=False, -no-kvu: divided by {self.n_sequences})"
 
+    def check_prompt(self, n_tokens: int) -> None:
+        """Raises `ContextFullError` for a prompt that a sequence has no room for."""
+        if n_tokens > self.n_positions:
+            has = f"the prompt has {counted(n_tokens, 'token')}, {self.room} has room for {self.n_positions}"
+            raise ContextFullError(f"{has}; shorten it or {_LARGER}")
+
 
 def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, ubatch_size: int, on_host: bool = False) -> CacheShape:
     """The cells of a context of `ctx_size` tokens over `parallel` sequences.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
+from synthetic import write_model
 
 from numba_meta.cli.session import CONTEXT_FULL, UNLIMITED
 from numba_meta.errors import ContextFullError
@@ -102,3 +104,18 @@ def test_a_list_of_bench_that_is_given_again_is_longer(run, models):
 def test_every_configuration_of_bench_is_checked_before_the_first_is_loaded(run, models):
     outcome = run("bench", "m", "-dev", "cpu:0", "-dev", "cpu:0,cpu:0", "-ts", "1,1")
     assert outcome.status == 2 and "2 entries for 1 devices" in outcome.err and models == []
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_before_weights_are_read(run, models, tmp_path):
+    path = str(write_model(tmp_path / "model.gguf"))
+    long = tmp_path / "long.txt"
+    long.write_text("the in on " * 600)
+    line = r"^numba-meta: the prompt has \d+ tokens, the context has room for {}; shorten it or use a larger context .*\n$"
+    for options, room in ((("-c", "64"), 64), ((), 512)):
+        outcome = run("generate", path, "-f", str(long), *options)
+        assert outcome.status == 1 and re.fullmatch(line.format(room), outcome.err)
+    outcome = run("launch", "-n", "2", "--", "generate", path, "-f", str(long))
+    assert outcome.status == 1 and "has room for 512" in outcome.err
+    assert models == []
+    assert run("generate", "m", "the in on " * 60).status == 0  # may fit: nobody looks before the load
+    assert len(models) == 1
