@@ -27,17 +27,17 @@ from numba_meta.cli.session import (
     after_generation,
     chat_prompt,
     decisions,
-    equal_room,
     generation_arguments,
     generation_limit,
     n_ranks,
     open_model,
+    room_of_each,
     traced,
     until_full,
 )
 from numba_meta.cli.terminal import Progress, say
 from numba_meta.cli.text_input import read_text
-from numba_meta.errors import UsageError
+from numba_meta.errors import ContextFullError, UsageError
 
 LAUNCHER_SECONDS = 0.1  # a launcher passes two streams on: the text has to be through before the summary is
 TEXT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -114,12 +114,17 @@ def generate(
                     sys.stdout.write("\n")
                     sys.stdout.flush()
             else:
-                limit = max_tokens if predict >= 0 else equal_room(loaded, inputs)
+                # They take turns where all of them do not fit; as many tokens as there are mean equal parts.
+                n_sequences = loaded.plan.n_sequences
+                n_parts = min(n_sequences, len(inputs)) if predict < 0 else 1 if load.kv_unified else n_sequences
+                limit = min(max_tokens, room_of_each(loaded, inputs, n_parts))
                 answers = loaded.generate_many(inputs, max_tokens=limit, **arguments)
                 progress.clear()
                 sys.stdout.write("\n---\n".join(_until(loaded.detokenize(ids), generation.stop) for ids in answers) + "\n")
                 sys.stdout.flush()
-                if predict < 0 and any(len(ids) == limit for ids in answers):
+                if limit < max_tokens and any(len(ids) == limit for ids in answers):
+                    if predict >= 0:
+                        raise ContextFullError(f"the context was full before {predict} tokens; use fewer, or a larger --ctx-size")
                     notes.append(CONTEXT_FULL)
         if n_ranks() > 1:
             time.sleep(LAUNCHER_SECONDS)

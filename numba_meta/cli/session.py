@@ -14,7 +14,7 @@ from numba_meta.cli.before_load import check_arguments, check_header, check_prom
 from numba_meta.cli.options import GenerationOptions, LoadOptions
 from numba_meta.cli.terminal import Progress
 from numba_meta.devices.parse import format_bytes
-from numba_meta.errors import ContextFullError, UsageError
+from numba_meta.errors import ContextFullError, UsageError, counted
 from numba_meta.memory.placement import WHOLE_SHARE
 
 if TYPE_CHECKING:
@@ -146,15 +146,14 @@ def generation_limit(predict: int, arguments: dict[str, Any]) -> int:
     return predict if predict >= 0 else UNLIMITED
 
 
-def equal_room(model: Model, prompts: Sequence[str | Sequence[int]]) -> int:
-    """Tokens that every one of several prompts can be continued by, where sequences get equal parts of the context."""
-    plan = model.plan
+def room_of_each(model: Model, prompts: Sequence[str | Sequence[int]], n_parts: int) -> int:
+    """Tokens that every one of several prompts can be continued by in its part of the context, of `n_parts` equal ones."""
     longest = max(len(model.tokenize(prompt) if isinstance(prompt, str) else prompt) for prompt in prompts)
-    part = plan.n_cells // min(plan.n_sequences, len(prompts))
-    if longest >= part:
+    part = model.plan.n_cells // n_parts
+    if longest > part:
         room = f"its part of the context has room for {part}"
-        raise ContextFullError(f"a prompt has {longest} tokens, {room}; use a larger --ctx-size, or give it alone")
-    return part - longest
+        raise ContextFullError(f"a prompt has {counted(longest, 'token')}, {room}; use a larger --ctx-size, or give it alone")
+    return part - longest + 1  # nobody feeds the last one back
 
 
 def until_full(pieces: Iterator[str], predict: int, note: Callable[[str], object]) -> Iterator[str]:

@@ -50,10 +50,25 @@ def test_several_prompts_share_the_context_equally(run, next_model):
     model.plan.n_cells, model.plan.n_sequences = 20, 2
     outcome = run("generate", "m", "one", "four", "-n", "-1")
     assert outcome.status == 0 and outcome.out == "one!\n---\nfour!\n"
-    assert model.calls[0][1]["max_tokens"] == 6
-    model.plan.n_cells = 8
+    assert model.calls[0][1]["max_tokens"] == 7 and CONTEXT_FULL not in outcome.err
+    model.plan.n_cells = 6
     outcome = run("generate", "m", "one", "four", "-n", "-1")
-    assert outcome.status == 1 and "a prompt has 4 tokens, its part of the context has room for 4" in outcome.err
+    assert outcome.status == 1 and "a prompt has 4 tokens, its part of the context has room for 3" in outcome.err
+
+
+@pytest.mark.parametrize(("options", "n"), [((), 2), (("-no-kvu",), 2), (("-np", "1"), 1)])
+def test_several_prompts_that_fill_the_context_leave_their_texts(run, tmp_path, options, n):
+    """What the longest prompt would be continued with alone, in as much room, and as many tokens of the others; then the error."""
+    path = str(write_model(tmp_path / "model.gguf"))
+    room = 24 // n if "-no-kvu" in options else 24
+    alone = [run("generate", path, prompt, "--exact", "-c", str(room), "-n", "99", "--ignore-eos") for prompt in ("the in on", "in on the")]
+    both = run("generate", path, "the in on", "in on the", "--exact", "-c", "24", "-n", "99", "--ignore-eos", *options)
+    assert [each.status for each in (*alone, both)] == [1, 1, 1]
+    longest, other = both.out.removesuffix("\n").split("\n---\n")
+    assert longest == alone[0].out and alone[1].out.startswith(other) and other
+    assert both.err == "numba-meta: the context was full before 99 tokens; use fewer, or a larger --ctx-size\n"
+    shared = run("generate", path, "the in on", "in on the", "--exact", "-c", "24", "-n", "-1", "--ignore-eos", *options)
+    assert shared.status == 0 and CONTEXT_FULL in shared.err
 
 
 def test_a_conversation_goes_on_behind_a_full_context(run, next_model, monkeypatch):
