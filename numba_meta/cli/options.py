@@ -31,6 +31,9 @@ class WholeNumber(click.IntRange):
         others = "".join(f", or {each}" for each in self._special)
         self.fail(f"{number} is not a whole number of {self.min} or more{others}.", param, ctx)
 
+    def _describe_range(self) -> str:
+        return ", ".join([*map(str, self._special[::-1]), f"x>={self.min}"])  # in the help
+
 
 class Text(click.types.StringParamType):
     """Text for the model. Where the locale could not read an argument (LC_ALL=C), its bytes are UTF-8 all the same."""
