@@ -201,3 +201,20 @@ def test_closed_standard_output_is_one_line(arguments):
     )
     line = "numba-meta: standard output is closed, and what a command prints goes there; send it to a file or to /dev/null\n"
     assert (process.returncode, process.stderr) == (1, line)
+
+
+@pytest.mark.parametrize("at", ["numba_meta.cli", "numba_meta.cli.terminal", "numba_meta.models.load_plan"])
+def test_ctrl_c_while_the_command_starts_ends_quietly(at):
+    code = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {at!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["generate", "missing.gguf", "p"]
+from numba_meta.__main__ import run
+run()
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60)
+    assert (process.returncode, process.stdout, process.stderr) == (130, b"", b"")
