@@ -2,12 +2,14 @@
 
     app.py        the group of commands             generate.py chat.py bench.py plan.py devices.py pull.py info.py launch.py: one each
     options.py    options that commands share       session.py    the only file here that calls the Python API of a model
-    plan_report.py  a forecast in words
+    plan_report.py  a forecast in words             before_load.py   what a load is refused for before weights are read
     as_rank.py    this process as one of several ranks
     terminal.py   lines, progress, tables           machine.py    what `devices` measures
+    command.py    words that are no option          llama_options.py   options of llama.cpp that are not here
+    text_input.py  text of files and pipes          prompt_cache.py    the state around a generation
 
-Exit status: 0, 1 (failed), 2 (wrong use); 130 after Ctrl-C, 141 when the reader of a pipe has gone. Heavy modules are imported where a
-command needs them, so that `--help` answers at once.
+Exit status: 0, 1 (failed), 2 (wrong use); 130 after Ctrl-C, 141 when the reader of a pipe has gone, 143 after SIGTERM. Heavy modules are
+imported where a command needs them, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Whatever goes wrong ends in one line on standard error; `--debug` or NUMBA_META_DEBUG=1 adds the traceback.
     """
     state = State(debug=os.environ.get("NUMBA_META_DEBUG", "0") not in ("", "0"))
+    if sys.stdout is None:
+        _open_closed_streams()
+        say("numba-meta: standard output is closed, and what a command prints goes there; send it to a file or to /dev/null")
+        return 1
     _open_closed_streams()
     _never_fail_to_encode()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -45,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except click.exceptions.Exit as exit_request:
         return exit_request.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return INTERRUPTED
+    except (KeyboardInterrupt, click.Abort) as interrupt:
+        return getattr(interrupt, "status", INTERRUPTED)  # another signal's: `prompt_cache.Stopped`
     except BrokenPipeError:
         _silence_output()
         return PIPE_CLOSED
@@ -67,7 +73,7 @@ def describe_failure(error: Exception) -> tuple[str, int]:
     if isinstance(error, NumbaMetaError):
         return _one_line(str(error)), error.exit_status
     if isinstance(error, MemoryError):
-        return "this machine is out of memory; use a smaller --ctx-size or a smaller model", 1
+        return "this machine is out of memory; use a smaller context or a smaller model", 1
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}", 1
@@ -94,10 +100,14 @@ def _open_closed_streams() -> None:
 
 
 def _never_fail_to_encode() -> None:
-    """A terminal that cannot show a character gets a replacement for it instead of an error in the middle of a text."""
+    """A terminal that cannot show a character gets a replacement for it instead of an error in the middle of a text.
+
+    Names of files that are no UTF-8 go out as the bytes that they are.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
-            stream.reconfigure(errors="replace")
+        if hasattr(stream, "reconfigure"):
+            is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")
 
 
 def _silence_output() -> None:

@@ -10,6 +10,7 @@ import click
 from numba_meta import __version__
 from numba_meta.cli.bench import bench
 from numba_meta.cli.chat import chat
+from numba_meta.cli.command import Group
 from numba_meta.cli.devices import devices
 from numba_meta.cli.generate import generate
 from numba_meta.cli.info import info
@@ -27,6 +28,7 @@ class State:
 
     debug: bool = False
     launch: RankLaunch | None = None  # None: this process works alone
+    rehearsed_ranks: int | None = None  # `launch` tries a command for so many ranks, before it starts them
 
 
 def _set_debug(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -34,7 +36,7 @@ def _set_debug(context: click.Context, _parameter: click.Parameter, value: bool)
         context.find_object(State).debug = True  # type: ignore[union-attr]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="numba-meta", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, expose_value=False, is_eager=True, callback=_set_debug, help="Show tracebacks.")
 def app() -> None:

@@ -31,7 +31,7 @@ def as_rank() -> Iterator[RankLaunch | None]:
 def _silent() -> Iterator[None]:
     """Nothing of the body reaches the terminal. What is raised does, where this rank is the one that says so."""
     before: tuple[TextIO, TextIO] = sys.stdout, sys.stderr
-    with open(os.devnull, "w") as nothing:
+    with open(os.devnull, "w", encoding="utf-8", errors="replace") as nothing:  # whatever the locale, no text is an error
         sys.stdout = sys.stderr = nothing
         try:
             yield
@@ -39,7 +39,7 @@ def _silent() -> Iterator[None]:
             sys.stdout, sys.stderr = before
 
 
-def check_alone(launch: RankLaunch | None, what: str, why: str = "only rank 0 can read standard input") -> None:
+def check_alone(n_ranks: int, what: str, why: str = "only rank 0 can read standard input") -> None:
     """Raises `UsageError` for what several ranks cannot do."""
-    if launch is not None and launch.size > 1:
-        raise UsageError(f"{what} is not there yet for {launch.size} ranks: {why}; use one process")
+    if n_ranks > 1:
+        raise UsageError(f"{what} is not there yet for {n_ranks} ranks: {why}; use one process")

@@ -14,8 +14,17 @@ import click
 
 from numba_meta import __version__
 from numba_meta.cli.machine import cpu_name
-from numba_meta.cli.options import BATCH_OPTIONS, RING_OPTIONS, LoadOptions, cache_types, counts, places, with_options
-from numba_meta.cli.session import HOST_CACHE_ARGUMENTS, bench_ids, current_launch, generation_speed, open_model, prompt_speed
+from numba_meta.cli.options import BATCH_OPTIONS, RING_OPTIONS, LoadOptions, cache_types, counts, listed, places, with_options
+from numba_meta.cli.session import (
+    HOST_CACHE_ARGUMENTS,
+    bench_ids,
+    check_load,
+    current_launch,
+    generation_speed,
+    is_rehearsal,
+    open_model,
+    prompt_speed,
+)
 from numba_meta.cli.terminal import Progress, table
 from numba_meta.devices.parse import format_bytes
 from numba_meta.errors import counted
@@ -69,20 +78,20 @@ LIST_OPTIONS = (
         help="Devices of a configuration: cpu:0, cpu:0,cpu:0, cuda:0, cuda:0,cuda:1; may be given again.  [default: cpu:0]",
     ),
     click.option("-ts", "--tensor-split", "splits", multiple=True, metavar="W,…", help="A split; may be given again."),
-    click.option("-t", "--threads", type=counts(1), metavar="N,…", help="Numbers of CPU threads.  [default: all cores]"),
-    click.option("-ctk", "--cache-type-k", type=cache_types, metavar="TYPE,…", help="Types of the cached keys."),
-    click.option("-ctv", "--cache-type-v", type=cache_types, metavar="TYPE,…", help="Types of the cached values.  [default: as the keys]"),
-    click.option("-p", "--n-prompt", type=counts(0), metavar="N,…", default="512", show_default=True, help="Lengths of prompts; 0: none."),
+    listed("-t", "--threads", read=counts(1), metavar="N,…", help="Numbers of CPU threads.  [default: all cores]"),
+    listed("-ctk", "--cache-type-k", read=cache_types, metavar="TYPE,…", help="Types of the cached keys."),
+    listed("-ctv", "--cache-type-v", read=cache_types, metavar="TYPE,…", help="Types of the cached values.  [default: as the keys]"),
+    listed("-p", "--n-prompt", read=counts(0), metavar="N,…", default="512", help="Lengths of prompts; 0: none."),
     click.option(
         "-n", "--n-gen", type=click.IntRange(min=0), metavar="N", default=64, show_default=True, help="Tokens to generate; 0: none."
     ),
-    click.option("-d", "--n-depth", type=counts(0), metavar="N,…", default="0", show_default=True, help="Contexts before a generation."),
-    click.option(
-        "-nkvo", "--no-kv-offload", "host_places", type=places, default="0", show_default=True, metavar="0|1,…",
+    listed("-d", "--n-depth", read=counts(0), metavar="N,…", default="0", help="Contexts before a generation."),
+    listed(
+        "-nkvo", "--no-kv-offload", "host_places", read=places, default="0", metavar="0|1,…",
         help="1: the KV cache in host memory; 0,1: both.",
     ),
-    click.option(
-        "--kv-pipeline-depth", "pipeline_depths", type=counts(0), metavar="N,…",
+    listed(
+        "--kv-pipeline-depth", "pipeline_depths", read=counts(0), metavar="N,…",
         help="Of a cache in the host: layers delivered ahead; 0: ordered.  [default: 0,1]",
     ),
     click.option("-r", "--repetitions", type=click.IntRange(min=1), metavar="N", default=5, show_default=True, help="Turns."),
@@ -131,7 +140,10 @@ def bench(
     base = LoadOptions(ctx_size=n_cells, **load_values)
     where = plan_places(host_places, pipeline_depths or (0, 1))
     configurations = plan_configurations(base, devices, splits, threads, cache_type_k, cache_type_v, where)
-    check_devices(devices)
+    for load in configurations.values():
+        check_load(load)
+    if not is_rehearsal():
+        check_devices(devices)
     progress = Progress()
     with contextlib.ExitStack() as stack:
         models = {name: stack.enter_context(open_model(model, load, 1, progress)) for name, load in configurations.items()}

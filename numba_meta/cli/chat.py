@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from numba_meta.cli.as_rank import check_alone
-from numba_meta.cli.options import GENERATION_OPTIONS, LOAD_OPTIONS, VERBOSE_OPTION, GenerationOptions, LoadOptions, gathered
+from numba_meta.cli.options import (
+    GENERATION_OPTIONS,
+    LOAD_OPTIONS,
+    TEXT,
+    VERBOSE_OPTION,
+    GenerationOptions,
+    LoadOptions,
+    gathered,
+    predict_option,
+)
 from numba_meta.cli.session import (
     Message,
     after_generation,
     chat_prompt,
-    current_launch,
     decisions,
     generation_arguments,
+    generation_limit,
+    n_ranks,
     open_model,
     traced,
+    until_full,
 )
 from numba_meta.cli.terminal import Progress, say
+from numba_meta.cli.text_input import typed_lines
 from numba_meta.errors import ContextFullError
 
 if TYPE_CHECKING:
@@ -30,8 +42,10 @@ COMMANDS = "/reset forgets the conversation, /exit ends it"
 
 @click.command(short_help="Talk with an instruct model.")
 @click.argument("model")
-@click.option("-n", "--predict", type=click.IntRange(min=1), default=512, show_default=True, metavar="N", help="Tokens at most.")
-@click.option("-sys", "--system", metavar="TEXT", help="What the model is told before the conversation.")
+@predict_option(1, 512)
+@click.option(
+    "-sys", "--system", "--system-prompt", "system", type=TEXT, metavar="TEXT", help="What the model is told before the conversation."
+)
 @gathered("generation", GenerationOptions, *GENERATION_OPTIONS)
 @gathered("load", LoadOptions, *LOAD_OPTIONS)
 @VERBOSE_OPTION
@@ -46,7 +60,9 @@ def chat(model: str, predict: int, system: str | None, generation: GenerationOpt
       numba-meta chat smollm2 --system "Answer in one sentence." --temp 0.7 --top-p 0.9
       printf 'Hello\\nAnd in French?\\n' | numba-meta chat smollm2
     """
-    check_alone(current_launch(), "chat")
+    check_alone(n_ranks(), "chat")
+    arguments = generation_arguments(generation)
+    arguments["max_tokens"] = generation_limit(predict, arguments)
     progress = Progress()
     with open_model(model, load, 1, progress) as loaded:
         progress.clear()
@@ -57,15 +73,13 @@ def chat(model: str, predict: int, system: str | None, generation: GenerationOpt
         chat_prompt(loaded, [*opening, {"role": "user", "content": ""}])  # a model without a template says so before the first question
         say(COMMANDS)
         with traced(loaded, verbose):
-            _converse(loaded, opening, predict, generation, progress, verbose)
+            _converse(loaded, opening, predict, arguments, progress, verbose)
 
 
-def _converse(
-    model: Model, opening: list[Message], predict: int, generation: GenerationOptions, progress: Progress, verbosity: int
-) -> None:
+def _converse(model: Model, opening: list[Message], predict: int, arguments: dict[str, Any], progress: Progress, verbosity: int) -> None:
     messages = list(opening)
     said: set[str] = set()
-    while (line := _read_line()) is not None:
+    for line in typed_lines():
         text = line.strip()
         if text == "/exit":
             return
@@ -77,7 +91,7 @@ def _converse(
         elif text:
             question: Message = {"role": "user", "content": text}
             try:
-                answer, is_whole = _answer(model, [*messages, question], predict, generation, progress)
+                answer, is_whole = _answer(model, [*messages, question], predict, arguments, progress)
             except ContextFullError as error:
                 say(f"numba-meta: {error}; /reset makes room")
                 continue
@@ -95,12 +109,13 @@ def _report(model: Model, verbosity: int, said: set[str]) -> None:
             said.add(line)
 
 
-def _answer(model: Model, messages: list[Message], predict: int, generation: GenerationOptions, progress: Progress) -> tuple[str, bool]:
+def _answer(model: Model, messages: list[Message], predict: int, arguments: dict[str, Any], progress: Progress) -> tuple[str, bool]:
     """What the model said, and whether it was allowed to finish."""
     pieces: list[str] = []
+    notes: list[str] = []
     try:
-        arguments = generation_arguments(generation)
-        for piece in model.generate(chat_prompt(model, messages), max_tokens=predict, reuse_prefix=True, **arguments):
+        answer = model.generate(chat_prompt(model, messages), reuse_prefix=True, **arguments)
+        for piece in until_full(answer, predict, notes.append):
             progress.clear()
             pieces.append(piece)
             sys.stdout.write(piece)
@@ -108,21 +123,13 @@ def _answer(model: Model, messages: list[Message], predict: int, generation: Gen
     except KeyboardInterrupt:
         say("")
         return "".join(pieces), False
+    except ContextFullError:
+        if pieces:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        raise
     sys.stdout.write("\n")
     sys.stdout.flush()
+    for line in notes:
+        say(line)
     return "".join(pieces), True
-
-
-def _read_line() -> str | None:
-    """The next line of standard input, None at its end."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        import readline  # noqa: F401  its import gives input() editing and history
-
-        try:
-            return input("> ")
-        except EOFError:
-            return None
-    if sys.stdin.isatty():
-        sys.stderr.write("> ")
-        sys.stderr.flush()
-    return sys.stdin.readline() or None

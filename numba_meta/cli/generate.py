@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -13,23 +14,41 @@ from numba_meta.cli.options import (
     GENERATION_OPTIONS,
     LOAD_OPTIONS,
     SEQUENCE_OPTIONS,
+    TEXT,
     VERBOSE_OPTION,
     GenerationOptions,
     LoadOptions,
     gathered,
+    predict_option,
 )
-from numba_meta.cli.session import after_generation, chat_prompt, current_launch, decisions, generation_arguments, open_model, traced
+from numba_meta.cli.prompt_cache import PromptCache, check_path
+from numba_meta.cli.session import (
+    CONTEXT_FULL,
+    after_generation,
+    chat_prompt,
+    decisions,
+    generation_arguments,
+    generation_limit,
+    n_ranks,
+    open_model,
+    room_of_each,
+    traced,
+    until_full,
+)
 from numba_meta.cli.terminal import Progress, say
-from numba_meta.errors import UsageError
+from numba_meta.cli.text_input import read_text
+from numba_meta.errors import ContextFullError, UsageError
 
+LAUNCHER_SECONDS = 0.1  # a launcher passes two streams on: the text has to be through before the summary is
 TEXT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
 @click.command(short_help="Continue a prompt.")
 @click.argument("model")
-@click.argument("prompts", metavar="[PROMPT]...", nargs=-1)
+@click.argument("prompts", metavar="[PROMPT]...", nargs=-1, type=TEXT)
+@click.option("-p", "--prompt", "more_prompts", type=TEXT, multiple=True, metavar="TEXT", help="Another way to give a PROMPT.")
 @click.option("-f", "--file", type=TEXT_FILE, metavar="PATH", help="Read the prompt from a file; - is standard input.")
-@click.option("-n", "--predict", type=click.IntRange(min=0), default=128, show_default=True, metavar="N", help="Tokens at most.")
+@predict_option(0, 128)
 @click.option(
     "--prompt-cache", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH",
     help="Go on from the state in this file, if it is there, and leave the new state in it.",
@@ -41,6 +60,7 @@ TEXT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 def generate(
     model: str,
     prompts: tuple[str, ...],
+    more_prompts: tuple[str, ...],
     file: str | None,
     predict: int,
     prompt_cache: Path | None,
@@ -62,41 +82,53 @@ def generate(
       echo "Once upon a time" | numba-meta generate model.gguf --file - --exact
     """
     if file == "-":
-        check_alone(current_launch(), "--file -")
+        check_alone(n_ranks(), "--file -")
+    elif file is not None and not Path(file).is_file():
+        check_alone(n_ranks(), f"--file {file}", "it can be read once, and each of them would")
     if prompt_cache is not None:
-        check_alone(current_launch(), "--prompt-cache", "each has a part of the state")
-    texts = read_prompts(prompts, file)
+        check_alone(n_ranks(), "--prompt-cache", "each has a part of the state")
+        check_path(prompt_cache)
+    texts = read_prompts(prompts + more_prompts, file)
     if len(texts) > 1 and (prompt_cache is not None or generation.context_shift):
         raise UsageError("--prompt-cache and --context-shift are for one prompt; give one")
-    if prompt_cache is not None and not os.access(prompt_cache.absolute().parent, os.W_OK):
-        raise UsageError(f"{prompt_cache}: no file can be written there; give --prompt-cache a path in a folder of yours")
+    arguments = generation_arguments(generation)
+    max_tokens = generation_limit(predict, arguments)
     progress = Progress()
-    with open_model(model, load, len(texts), progress) as loaded:
+    with open_model(model, load, len(texts), progress, texts) as loaded:
         progress.clear()
         if verbose:
             for line in decisions(loaded):
                 say(line)
         inputs = [chat_prompt(loaded, [{"role": "user", "content": text}]) if as_chat else text for text in texts]
-        arguments = generation_arguments(generation)
-        if prompt_cache is not None:
-            arguments["reuse_prefix"] = True
-            if prompt_cache.exists():
-                loaded.load_state(prompt_cache)
+        notes: list[str] = []
         with traced(loaded, verbose):
             if len(inputs) == 1:
-                for piece in loaded.generate(inputs[0], max_tokens=predict, **arguments):
-                    progress.clear()
-                    sys.stdout.write(piece)
+                with contextlib.nullcontext() if prompt_cache is None else PromptCache(loaded, prompt_cache) as state:
+                    if state:
+                        arguments["reuse_prefix"] = True
+                    pieces = loaded.generate(inputs[0], max_tokens=max_tokens, **arguments)
+                    for piece in until_full(state.watched(pieces) if state else pieces, predict, notes.append):
+                        progress.clear()
+                        sys.stdout.write(piece)
+                        sys.stdout.flush()
+                    sys.stdout.write("\n")
                     sys.stdout.flush()
             else:
-                answers = loaded.generate_many(inputs, max_tokens=predict, **arguments)
+                # They take turns where all of them do not fit; as many tokens as there are mean equal parts.
+                n_sequences = loaded.plan.n_sequences
+                n_parts = min(n_sequences, len(inputs)) if predict < 0 else 1 if load.kv_unified else n_sequences
+                limit = min(max_tokens, room_of_each(loaded, inputs, n_parts))
+                answers = loaded.generate_many(inputs, max_tokens=limit, **arguments)
                 progress.clear()
-                sys.stdout.write("\n---\n".join(_until(loaded.detokenize(ids), generation.stop) for ids in answers))
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        if prompt_cache is not None:
-            loaded.save_state(prompt_cache)
-        for line in after_generation(loaded, verbose):
+                sys.stdout.write("\n---\n".join(_until(loaded.detokenize(ids), generation.stop) for ids in answers) + "\n")
+                sys.stdout.flush()
+                if limit < max_tokens and any(len(ids) == limit for ids in answers):
+                    if predict >= 0:
+                        raise ContextFullError(f"the context was full before {predict} tokens; use fewer, or a larger --ctx-size")
+                    notes.append(CONTEXT_FULL)
+        if n_ranks() > 1:
+            time.sleep(LAUNCHER_SECONDS)
+        for line in (*notes, *after_generation(loaded, verbose)):
             say(line)
 
 
@@ -106,19 +138,9 @@ def _until(text: str, stops: tuple[str, ...]) -> str:
 
 
 def read_prompts(prompts: tuple[str, ...], file: str | None) -> list[str]:
-    """The prompts of the arguments or of `file` (`-`: standard input), which loses one newline at its end."""
+    """The prompts of the arguments, or of `file` (`-`: standard input)."""
     if prompts and file is not None:
         raise UsageError("a prompt and --file were given; use one of them")
-    if file is None:
-        if not prompts:
-            raise UsageError("no prompt was given; add one in quotes, or --file PATH, or --file - to read standard input")
-        for prompt in prompts:
-            if any("\ud800" <= character <= "\udfff" for character in prompt):
-                raise UsageError("the prompt is not valid UTF-8; write it to a UTF-8 file and use --file")
-        return list(prompts)
-    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    try:
-        return [data.decode("utf-8").removesuffix("\n")]
-    except UnicodeDecodeError as error:
-        name = "standard input" if file == "-" else file
-        raise UsageError(f"{name} is not UTF-8 text: byte {data[error.start]:#04x} at {error.start}; convert it first") from None
+    if not prompts and file is None:
+        raise UsageError("no prompt was given; add one in quotes, or --file PATH, or --file - to read standard input")
+    return list(prompts) if file is None else [read_text(file)]

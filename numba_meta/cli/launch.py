@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from numba_meta.cli.session import Rehearsed
+from numba_meta.cli.terminal import Progress
 from numba_meta.comm.launch import ALONE, detect_launch
 from numba_meta.errors import UsageError
 
@@ -23,13 +28,15 @@ _SETTINGS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
+LOADING = ("generate", "chat", "bench")  # commands whose ranks load a model together
+READING = ("info", "plan")  # those that look at a file
 MAX_RANKS = 64  # a slip of the finger does not fill a machine's memory with processes
 _ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @click.command(short_help="Start a command as several ranks.", context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-n", "--ranks", type=click.IntRange(1, MAX_RANKS), required=True, metavar="N",
+    "-n", "-np", "--ranks", "ranks", type=click.IntRange(1, MAX_RANKS), required=True, metavar="N",
     help=f"Processes to start on this machine, 1 to {MAX_RANKS}.",
 )
 @click.argument("command", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -45,10 +52,29 @@ def launch(ranks: int, command: tuple[str, ...]) -> None:
     """
     check_not_launched(os.environ)
     program = find_mpirun(os.environ)
+    rehearse(command, ranks)
     arguments = [program, *output_options(mpirun_version(program)), "-n", str(ranks), sys.executable, "-m", "numba_meta", *command]
     sys.stdout.flush()
     # The launcher takes this process's place: signals and its exit status need nobody in between.
     os.execve(program, arguments, launch_environment(os.environ, os.geteuid() == 0))
+
+
+def rehearse(words: Sequence[str], n_ranks: int) -> None:
+    """Raises what every one of `n_ranks` ranks would say of a command, as far as that needs no rank and no weight; prints its help."""
+    from numba_meta.models.pull import resolve_model
+
+    root = click.get_current_context().find_root()
+    state = replace(root.obj, rehearsed_ranks=n_ranks)
+    with root.command.make_context("numba-meta", list(words), obj=state) as context, contextlib.suppress(Rehearsed):
+        assert isinstance(root.command, click.Group)
+        rest = list(itertools.dropwhile(lambda word: word.startswith("-"), words))  # what comes before a command takes no value
+        name, command, rest = root.command.resolve_command(context, rest or [""])
+        assert command is not None
+        with command.make_context(name, rest, parent=context) as own:
+            if name in LOADING:
+                command.invoke(own)
+            elif name in READING:
+                resolve_model(own.params["model"], Progress())
 
 
 def check_not_launched(environ: Mapping[str, str]) -> None:
@@ -86,3 +112,12 @@ def find_mpirun(environ: Mapping[str, str]) -> str:
     if found is None:
         raise UsageError("there is no mpirun beside this Python nor on the path; install numba-meta[mpi], which brings one")
     return found
+
+
+def why_no_mpirun(environ: Mapping[str, str]) -> str | None:
+    """What `launch` would say of mpirun; None where there is one that runs."""
+    try:
+        mpirun_version(find_mpirun(environ))
+    except UsageError as error:
+        return str(error)
+    return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -163,9 +162,12 @@ def cuda_requirements() -> tuple[Requirement, ...]:
 
 def mpi_requirements() -> tuple[Requirement, ...]:
     """What several ranks need from this machine."""
+    from numba_meta.cli.launch import why_no_mpirun
+
+    problem = why_no_mpirun(os.environ)
     return (
         Requirement("mpi4py", _has_package("mpi4py"), "pip install 'numba-meta[mpi]'"),
-        Requirement("mpirun", shutil.which("mpirun") is not None, "pip install 'numba-meta[mpi]' brings Open MPI"),
+        Requirement("mpirun", problem is None, problem or "pip install 'numba-meta[mpi]' brings Open MPI"),
     )
 
 

@@ -16,6 +16,49 @@ from numba_meta.dtypes import CACHE_TYPES
 CACHE_TYPE = click.Choice([dtype.name for dtype in CACHE_TYPES])
 
 
+class WholeNumber(click.IntRange):
+    """A whole number from `least` up, or one of `special`, negative numbers that mean something else (llama.cpp's -1)."""
+
+    def __init__(self, least: int, special: tuple[int, ...] = ()) -> None:
+        super().__init__(min=least)
+        self._special = special
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; out of range is an error that names what is special."""
+        number = click.INT.convert(value, param, ctx)
+        if number in self._special or number >= (self.min or 0):
+            return number
+        others = "".join(f", or {each}" for each in self._special)
+        self.fail(f"{number} is not a whole number of {self.min} or more{others}.", param, ctx)
+
+    def _describe_range(self) -> str:
+        return ", ".join([*map(str, self._special[::-1]), f"x>={self.min}"])  # in the help
+
+
+class Text(click.types.StringParamType):
+    """Text for the model. Where the locale could not read an argument (LC_ALL=C), its bytes are UTF-8 all the same."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text; bytes that are no UTF-8 are an error that names the first one."""
+        if not isinstance(value, str) or not any("\ud800" <= character <= "\udfff" for character in value):
+            return value
+        try:
+            return value.encode("utf-8", "surrogateescape").decode("utf-8")  # Python stands a surrogate in for a byte that it cannot read
+        except UnicodeError as error:
+            where = f": byte {error.object[error.start]:#04x} at {error.start}" if isinstance(error, UnicodeDecodeError) else ""
+            self.fail(f"this is not valid UTF-8 text{where}; write it to a UTF-8 file and use --file.", param, ctx)
+
+
+TEXT = Text()
+
+
+def minus_one(meaning: Any) -> Callable[[click.Context, click.Parameter, int | None], Any]:
+    """A callback that puts `meaning` in the place of -1."""
+    return lambda _context, _parameter, value: meaning if value == -1 else value
+
+
 def finite(_context: click.Context, _parameter: click.Parameter, value: float | None) -> float | None:
     """Refuse `nan` and infinity, which the bounds of a range let pass."""
     if value is not None and not math.isfinite(value):
@@ -96,13 +139,14 @@ class GenerationOptions:
     ignore_eos: bool = False
     context_shift: bool = False
     keep: int = 0
+    repeat_last_n: int | None = None
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _number(*names: str, least: int = 1, **settings: Any) -> Decorator:
-    return click.option(*names, type=click.IntRange(min=least), metavar="N", **settings)
+def _number(*names: str, least: int = 1, special: tuple[int, ...] = (), **settings: Any) -> Decorator:
+    return click.option(*names, type=WholeNumber(least, special), metavar="N", **settings)
 
 
 def _fraction(*names: str, **settings: Any) -> Decorator:
@@ -143,7 +187,10 @@ LOAD_OPTIONS: tuple[Decorator, ...] = (
         "; separates the lists of ranks.",
     ),
     click.option("-ts", "--tensor-split", metavar="W,…", help="What part of the model each device gets, like 55,45.  [default: equal]"),
-    _number("-t", "--threads", help="CPU threads over all devices of a process.  [default: all cores]"),
+    _number(
+        "-t", "--threads", special=(-1,), callback=minus_one(None),
+        help="CPU threads over all devices of a process; -1: all cores.  [default: all cores]",
+    ),
     _number("-c", "--ctx-size", least=0, default=0, help="Tokens that the KV cache has room for.  [default: what the model allows]"),
     click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys.  [default: f16, f32 with --exact]"),
     click.option("-ctv", "--cache-type-v", type=CACHE_TYPE, help="Type of the cached values.  [default: f16, f32 with --exact]"),
@@ -152,7 +199,9 @@ LOAD_OPTIONS: tuple[Decorator, ...] = (
     *HOST_CACHE_OPTIONS,
 )  # fmt: skip
 SEQUENCE_OPTIONS: tuple[Decorator, ...] = (
-    _number("-np", "--parallel", help="Sequences decoded together.  [default: one per prompt]"),
+    _number(
+        "-np", "--parallel", special=(-1,), callback=minus_one(None), help="Sequences decoded together.  [default, and -1: one per prompt]"
+    ),
     click.option(
         "-kvu/-no-kvu", "--kv-unified/--no-kv-unified", default=True,
         help="Sequences share the KV cache's cells, or each has its part.  [default: share]",
@@ -160,27 +209,49 @@ SEQUENCE_OPTIONS: tuple[Decorator, ...] = (
 )  # fmt: skip
 GENERATION_OPTIONS: tuple[Decorator, ...] = (
     click.option(
-        "--temp", "temperature", type=click.FloatRange(min=0), callback=finite, default=0.0, show_default=True, metavar="T",
-        help="0 takes the likeliest token, more gives more surprise.",
+        "--temp", "--temperature", "temperature", type=click.FloatRange(min=0, clamp=True), callback=finite, default=0.0,
+        show_default=True, metavar="T", help="0 takes the likeliest token, more gives more surprise.",
     ),
-    _number("--top-k", least=0, help="Choose among the N likeliest; 0: all."),
+    _number("--top-k", least=0, special=(-1,), callback=minus_one(0), help="Choose among the N likeliest; 0 or -1: all."),
     _fraction("--top-p", help="Choose among the likeliest that make up P."),
     _fraction("--min-p", help="Leave out what is less likely than P times the likeliest."),
     click.option(
         "--repeat-penalty", type=click.FloatRange(min=0, min_open=True), callback=finite, metavar="X",
         help="Above 1: tokens of the text so far become less likely.",
     ),
-    _number("-s", "--seed", least=0, help="The same seed gives the same text.  [default: another each time]"),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given again."),
+    _number("--repeat-last-n", least=0, special=(-1,), help="Of the last N tokens; -1: all.  [default: 64]"),
+    _number(
+        "-s", "--seed", least=0, special=(-1,), callback=minus_one(None),
+        help="The same seed gives the same text; -1: another each time.  [default: another each time]",
+    ),
+    click.option("--stop", type=TEXT, multiple=True, metavar="TEXT", help="Stop before this text; may be given again."),
     click.option("--ignore-eos", is_flag=True, help="Go on past the end that the model chooses."),
     click.option(
         "--context-shift/--no-context-shift", default=False,
         help="When the context is full, forget the oldest half and go on (what was computed with it in sight stays).  [default: stop]",
     ),
     click.option(
-        "--keep", type=click.IntRange(min=-1), default=0, metavar="N", help="First tokens that a shift keeps; -1: the prompt.  [default: 0]"
+        "--keep", type=WholeNumber(0, (-1,)), default=0, metavar="N", help="First tokens that a shift keeps; -1: the prompt.  [default: 0]"
     ),
 )  # fmt: skip
+
+
+def predict_option(least: int, default: int) -> Decorator:
+    """`-n`: as many tokens, or as many as there are."""
+    return click.option(
+        "-n", "--predict", "--n-predict", "predict", type=WholeNumber(least, (-1, -2)), default=default, show_default=True, metavar="N",
+        help="Tokens at most; -1: until the model ends or the context is full (no limit with --context-shift); -2: as -1, without a shift.",
+    )  # fmt: skip
+
+
+def listed(*names: str, read: Callable[[Any], tuple[Any, ...]], default: str | None = None, **settings: Any) -> Decorator:
+    """An option whose values are lists, which may be given again: all of them count. None where it is not given and has no default."""
+
+    def join(_context: click.Context, _parameter: click.Parameter, lists: tuple[tuple[Any, ...], ...]) -> tuple[Any, ...] | None:
+        return tuple(value for each in lists for value in each) or None
+
+    usual = () if default is None else (default,)
+    return click.option(*names, type=read, multiple=True, default=usual, show_default=bool(usual), callback=join, **settings)
 
 
 def with_options(*options: Decorator) -> Decorator:

@@ -10,7 +10,7 @@ import click
 
 from numba_meta.cli.options import LOAD_OPTIONS, SEQUENCE_OPTIONS, LoadOptions, counts, finite, gathered
 from numba_meta.cli.plan_report import forecast_data, forecast_lines
-from numba_meta.cli.session import load_arguments
+from numba_meta.cli.session import check_load
 from numba_meta.cli.terminal import Progress, say
 from numba_meta.errors import UsageError
 
@@ -82,8 +82,8 @@ def forecast_model(
     from numba_meta.models.planner import plan_transport_of_model
     from numba_meta.models.pull import resolve_model
 
-    options = Options(**load_arguments(load))
     check_devices(load.devices, {"--weights-gbps": weights_gbps, "--attention-gbps": attention_gbps, "--calibrate": renew})
+    options = Options(**check_load(load))
     path = resolve_model(model, progress)
     file = read_gguf(path)
     try:

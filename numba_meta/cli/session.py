@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import numba_meta
+from numba_meta.cli.before_load import check_arguments, check_header, check_prompts
 from numba_meta.cli.options import GenerationOptions, LoadOptions
 from numba_meta.cli.terminal import Progress
 from numba_meta.devices.parse import format_bytes
-from numba_meta.errors import UsageError
+from numba_meta.errors import ContextFullError, UsageError, counted
 from numba_meta.memory.placement import WHOLE_SHARE
 
 if TYPE_CHECKING:
@@ -32,24 +33,63 @@ HOST_CACHE_ARGUMENTS = {
 }
 _SWITCHES = {"share": True, "whole": False, "on": True, "off": False}
 TRACED_STEPS = 128
+UNTIL_FULL = -2  # of --predict; -1 is the same without a context shift
+UNLIMITED = 1 << 62  # tokens
+CONTEXT_FULL = "numba-meta: the context is full, so the text ends here; --ctx-size makes room, --context-shift forgets the oldest"
 BENCH_TEXT = (
     "A lamp stood in every window of the harbour, and the boats came home by their light. The keeper counted 12 masts, then 13; "
     "he wrote the number down, closed the book, and went to see who had arrived so late in such a wind."
 )
 
 
-def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress) -> Model:
-    """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many."""
-    arguments = load_arguments(load, n_prompts)
+class Rehearsed(Exception):
+    """The end of a command that `launch` tries before it starts ranks: what follows needs them."""
+
+
+def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress, prompts: Sequence[str] = ()) -> Model:
+    """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many.
+
+    `prompts`: texts that must fit the context; one that is far too long is refused before weights are read.
+    """
+    arguments = check_load(load, n_prompts)
+    check_prompts(name, arguments, prompts, progress)
+    if is_rehearsal():
+        check_header(name, arguments, n_ranks(), progress)
+        raise Rehearsed
     if (launch := current_launch()) is not None:
         arguments["ranks"] = launch
     return numba_meta.load(name, **arguments, progress=progress)
 
 
+def check_load(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
+    """The arguments of `numba_meta.load`. Raises `UsageError` for what is impossible whatever the model."""
+    arguments = load_arguments(load, n_prompts)
+    check_arguments(arguments, n_ranks())
+    return arguments
+
+
 def current_launch() -> RankLaunch | None:
     """The ranks that run this command; None in a process that works alone."""
-    launch: RankLaunch | None = getattr(click.get_current_context().find_root().obj, "launch", None)
+    launch: RankLaunch | None = getattr(_state(), "launch", None)
     return launch
+
+
+def is_rehearsal() -> bool:
+    """Whether this is `launch`, which tries a command before it starts ranks for it."""
+    return getattr(_state(), "rehearsed_ranks", None) is not None
+
+
+def n_ranks() -> int:
+    """How many processes run this command, or will."""
+    rehearsed: int | None = getattr(_state(), "rehearsed_ranks", None)
+    launch = current_launch()
+    return rehearsed or (launch.size if launch else 1)
+
+
+def _state() -> object:
+    """The `State` of this run of the command line; None where there is none."""
+    context = click.get_current_context(silent=True)
+    return context and context.find_root().obj
 
 
 def load_arguments(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
@@ -77,22 +117,56 @@ def load_arguments(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
 
 def generation_arguments(options: GenerationOptions) -> dict[str, Any]:
     """The arguments of `Model.generate` that `options` set; rules left out keep the model's defaults."""
+    from numba_meta.models.arguments import sampling_options, stop_texts
+
     if options.keep and not options.context_shift:
         raise UsageError("--keep says what a shift keeps, and none was asked for; add --context-shift")
+    if options.repeat_last_n is not None and options.repeat_penalty is None:
+        raise UsageError("--repeat-last-n says what --repeat-penalty looks at, and there is none; add it")
     chosen = {
         "top_k": options.top_k,
         "top_p": options.top_p,
         "min_p": options.min_p,
         "repetition_penalty": options.repeat_penalty,
+        "repetition_last_n": options.repeat_last_n,
         "seed": options.seed,
     }
-    return {
-        "temperature": options.temperature,
-        "stop": options.stop,
-        "ignore_eos": options.ignore_eos,
-        **({"context_shift": True, "keep": options.keep} if options.context_shift else {}),
-        **{name: value for name, value in chosen.items() if value is not None},
-    }
+    sampling = {"temperature": options.temperature, **{name: value for name, value in chosen.items() if value is not None}}
+    stop_texts(options.stop)
+    sampling_options(sampling)
+    shift = {"context_shift": True, "keep": options.keep} if options.context_shift else {}
+    return {"stop": options.stop, "ignore_eos": options.ignore_eos, **shift, **sampling}
+
+
+def generation_limit(predict: int, arguments: dict[str, Any]) -> int:
+    """Tokens at most for `--predict`, where negative numbers mean as many as there are; -2 takes a context shift out of `arguments`."""
+    if predict == UNTIL_FULL:
+        arguments.pop("context_shift", None)
+        arguments.pop("keep", None)
+    return predict if predict >= 0 else UNLIMITED
+
+
+def room_of_each(model: Model, prompts: Sequence[str | Sequence[int]], n_parts: int) -> int:
+    """Tokens that every one of several prompts can be continued by in its part of the context, of `n_parts` equal ones."""
+    longest = max(len(model.tokenize(prompt) if isinstance(prompt, str) else prompt) for prompt in prompts)
+    part = model.plan.n_cells // n_parts
+    if longest > part:
+        room = f"its part of the context has room for {part}"
+        raise ContextFullError(f"a prompt has {counted(longest, 'token')}, {room}; use a larger --ctx-size, or give it alone")
+    return part - longest + 1  # nobody feeds the last one back
+
+
+def until_full(pieces: Iterator[str], predict: int, note: Callable[[str], object]) -> Iterator[str]:
+    """The same pieces. Where as many as there are were wanted, a full context ends them with a note instead of an error."""
+    any_piece = False
+    try:
+        for piece in pieces:
+            any_piece = True
+            yield piece
+    except ContextFullError:
+        if predict >= 0 or not any_piece:
+            raise
+        note(CONTEXT_FULL)
 
 
 def chat_prompt(model: Model, messages: Sequence[Message]) -> list[int]:

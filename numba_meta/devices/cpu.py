@@ -90,7 +90,7 @@ class CpuDevice:
             have = f"{free} bytes of memory" if self.memory_limit is None else f"{free} of {self.memory_limit}"
             raise OutOfMemoryError(
                 f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), {have} are free; "
-                "use a smaller context or batch, another --tensor-split, or more devices"
+                "use a smaller context or batch, another split, or more devices"
             )
         try:
             raw = _small_pages(n_bytes + ALIGNMENT) if sparse else np.zeros(n_bytes + ALIGNMENT, np.uint8)

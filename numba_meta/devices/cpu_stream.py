@@ -68,7 +68,9 @@ class _Team:
         except BaseException as error:
             self.stop()  # a team with a thread missing would wait for it forever
             if isinstance(error, RuntimeError):  # what threading raises where the system gives no more threads
-                raise DeviceError(f"{self.name}: the system refused thread {index} of {self.n_threads}; use fewer --threads") from None
+                raise DeviceError(
+                    f"{self.name}: the system refused thread {index} of {self.n_threads}; use fewer (threads, --threads)"
+                ) from None
             raise
 
     def check_process(self) -> None:

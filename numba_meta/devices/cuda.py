@@ -86,7 +86,7 @@ class CudaDevice:
             have = f"{free} bytes of memory" if self.memory_limit is None else f"{free} of {self.memory_limit}"
             raise OutOfMemoryError(
                 f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), {have} are free; "
-                "use a smaller context or batch, another --tensor-split, or more devices"
+                "use a smaller context or batch, another split, or more devices"
             )
         buffer = CudaBuffer(self, n_bytes, label, address)
         self._buffers.add(buffer)

@@ -110,7 +110,7 @@ def choose_shift(length: int, keep: int) -> tuple[int, int]:
     keep = min(keep, length)
     if keep >= length:
         full = f"the context is full with {counted(length, 'token')}"
-        raise ContextFullError(f"{full} and all of them are kept; keep fewer or use a larger --ctx-size")
+        raise ContextFullError(f"{full} and all of them are kept; keep fewer or use a larger context (ctx_size, --ctx-size)")
     return keep, max(1, (length - keep) // 2)
 
 

@@ -21,6 +21,7 @@ from numba_meta.split.state import SplitState
 
 NO_CELL = -1  # of a position that was removed
 UNKNOWN = -1  # a token that nobody has told
+_LARGER = "use a larger context (ctx_size, --ctx-size)"
 IntArray = npt.NDArray[Any]
 CellPairs = tuple[IntArray, IntArray]  # int64 (sources, destinations)
 
@@ -47,7 +48,13 @@ class CacheShape:
         """What a sequence has room in, for messages."""
         if self.unified or self.n_sequences == 1:
             return "the context"
-        return f"a sequence's part of the context (-no-kvu divides it by {self.n_sequences})"
+        return f"a sequence's part of the context (kv_unified=False, -no-kvu: divided by {self.n_sequences})"
+
+    def check_prompt(self, n_tokens: int) -> None:
+        """Raises `ContextFullError` for a prompt that a sequence has no room for."""
+        if n_tokens > self.n_positions:
+            has = f"the prompt has {counted(n_tokens, 'token')}, {self.room} has room for {self.n_positions}"
+            raise ContextFullError(f"{has}; shorten it or {_LARGER}")
 
 
 def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, ubatch_size: int, on_host: bool = False) -> CacheShape:
@@ -59,8 +66,8 @@ def plan_cache_shape(ctx_size: int, parallel: int, unified: bool, window: int, u
     n_positions = ctx_size if unified else ctx_size // parallel
     if n_positions < 1:
         raise UsageError(
-            f"a context of {counted(ctx_size, 'token')} that -no-kvu divides over {parallel} sequences leaves none for each; "
-            f"use a --ctx-size of {parallel} or more, or let sequences share it (-kvu)"
+            f"a context of {counted(ctx_size, 'token')} that kv_unified=False (-no-kvu) divides over {parallel} sequences "
+            f"leaves none for each; use a context (ctx_size, --ctx-size) of {parallel} or more, or let them share it (kv_unified, -kvu)"
         )
     n_window = min(round_up(window + ubatch_size, 256), round_up(n_positions, 256)) if window else 0
     n_cells = n_positions if unified else n_positions * parallel
@@ -172,7 +179,7 @@ class Cells:
             do = "does" if n_tokens == 1 else "do"
             raise ContextFullError(
                 f"{counted(n_tokens, 'more token')} {do} not fit {self.shape.room}: {start} are in sequence {sequence}, "
-                f"room for {room} is left; use a larger --ctx-size"
+                f"room for {room} is left; {_LARGER}"
             )
         cells = self._take_cells(sequence, range(start, start + n_tokens))
         self._held[sequence] += cells
@@ -247,8 +254,8 @@ class Cells:
         spare = self._pool.n_free + sum(cell != NO_CELL for cell in self._held[destination])
         if self.shape.unified and len(positions) > spare:
             raise ContextFullError(
-                f"a copy of sequence {source} needs {counted(len(positions), 'cell')}, {spare} are free for sequence {destination}; "
-                "use a larger --ctx-size"
+                f"a copy of sequence {source} needs {counted(len(positions), 'cell')}, {spare} are free for "
+                f"sequence {destination}; {_LARGER}"
             )
         self._fill(destination, self.state(source))
         copied = self._held[destination]
@@ -261,14 +268,14 @@ class Cells:
         shape = self.shape
         if states and max(states) >= shape.n_sequences:
             where = f"a context of {counted(shape.n_sequences, 'sequence')}"
-            raise ContextFullError(f"sequence {max(states)} does not fit {where}; use a larger --parallel")
+            raise ContextFullError(f"sequence {max(states)} does not fit {where}; use more sequences (parallel, --parallel)")
         longest = max((len(state.is_held) for state in states.values()), default=0)
         if longest > shape.n_positions:
             where = f"the {shape.n_positions} of the context"
-            raise ContextFullError(f"a sequence of {counted(longest, 'token')} does not fit {where}; use a larger --ctx-size")
+            raise ContextFullError(f"a sequence of {counted(longest, 'token')} does not fit {where}; {_LARGER}")
         n_cells = sum(sum(state.is_held) for state in states.values())
         if n_cells > shape.n_cells:
-            raise ContextFullError(f"{n_cells} tokens in all do not fit the {shape.n_cells} cells of the context; use a larger --ctx-size")
+            raise ContextFullError(f"{n_cells} tokens in all do not fit the {shape.n_cells} cells of the context; {_LARGER}")
         self.clear()
         for sequence, state in states.items():
             self._fill(sequence, state)

@@ -14,7 +14,7 @@ from numba_meta.models.builder import BatchShape
 from numba_meta.models.context import Context
 from numba_meta.models.description import ModelDescription, describe_model
 from numba_meta.models.gguf import GGUFFile, read_gguf
-from numba_meta.models.load_plan import LoadOptions, LoadPlan, beyond_training, check_call, plan_load
+from numba_meta.models.load_plan import LoadOptions, LoadPlan, beyond_training, check_call, check_options, plan_load
 from numba_meta.models.model import Model
 from numba_meta.models.pull import resolve_model
 from numba_meta.models.ranks import RankGroup
@@ -96,6 +96,7 @@ def load(
     launch = ranks or _launch()
     if launch is not None and launch.size > 1:
         return _load_over_ranks(str(name_or_path), options, progress, launch)
+    check_options(options)
     file = read_gguf(resolve_model(str(name_or_path), progress))
     try:
         model = describe_model(file)

@@ -71,6 +71,18 @@ class LoadPlan:
     few_rows_apart: bool
 
 
+def check_options(options: LoadOptions, n_ranks: int = 1) -> None:
+    """Raises `UsageError` for what is impossible whatever the model: before one is fetched, and its header read."""
+    _check_numbers(options)
+    n_devices = sum(map(len, plan_devices(options.devices, n_ranks)))
+    parse_tensor_split(options.tensor_split, n_devices)
+    known_cache_type("cache_type_k", options.cache_type_k)
+    known_cache_type("cache_type_v", options.cache_type_v)
+    choose_host_cache(options, _NUMBERS["kv_gpu_layers"][1])
+    if options.ctx_size is not None:
+        plan_cache_shape(options.ctx_size, options.parallel, options.kv_unified, 0, options.ubatch_size)
+
+
 def plan_load(model: ModelDescription, options: LoadOptions, rank: int = 0, n_ranks: int = 1) -> LoadPlan:
     """Checks the options against the model and decides cuts, cache and threads. Raises `UsageError`."""
     _check_numbers(options)
@@ -133,7 +145,7 @@ def beyond_training(config: ModelConfig, shape: CacheShape) -> str | None:
     return (
         f"a context of {shape.n_cells} tokens is longer than what the model was trained with ({trained}"
         + (f" for each of {shape.n_sequences} sequences" if shape.n_sequences > 1 else "")
-        + f"): text beyond that will be poor; use a --ctx-size of at most {most}"
+        + f"): text beyond that will be poor; at most {most} serve well"
     )
 
 
@@ -197,14 +209,19 @@ def _chosen(given: Chosen | None, usual: Chosen) -> Chosen:
 
 def choose_cache_type(option: str, name: str | None, config: ModelConfig, exact: bool) -> DType:
     """The type of K or V in the cache: f16, or f32 in exact mode, unless told otherwise."""
-    known = {t.name: t for t in dtypes.CACHE_TYPES}
-    dtype = known.get(("f32" if exact else "f16") if name is None else str(name).lower())
-    if dtype is None:
-        raise UsageError(f"{option} {str(name) or repr(name):.60} is unknown; use one of {', '.join(known)}")
+    dtype = known_cache_type(option, name) or (dtypes.F32 if exact else dtypes.F16)
     head_dim = config.shape.head_dim_k if option.endswith("k") else config.shape.head_dim_v
     if head_dim % dtype.block_size:
         raise UsageError(f"{option} {dtype.name} does not fit heads of {head_dim} elements: its blocks have {dtype.block_size}; use f16")
     return dtype
+
+
+def known_cache_type(option: str, name: str | None) -> DType | None:
+    """The type of that name; None for none."""
+    known = {t.name: t for t in dtypes.CACHE_TYPES}
+    if name is not None and str(name).lower() not in known:
+        raise UsageError(f"{option} {str(name) or repr(name):.60} is unknown; use one of {', '.join(known)}")
+    return None if name is None else known[str(name).lower()]
 
 
 def choose_threads(threads: int | None, n_devices: int) -> tuple[int, ...]:

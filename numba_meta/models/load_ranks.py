@@ -14,7 +14,7 @@ from numba_meta.devices.host_memory import available_bytes
 from numba_meta.devices.parse import DeviceSpec
 from numba_meta.models.description import ModelDescription, describe_model
 from numba_meta.models.gguf import GGUFFile
-from numba_meta.models.load_plan import LoadOptions, LoadPlan, choose_threads, plan_load
+from numba_meta.models.load_plan import LoadOptions, LoadPlan, check_options, choose_threads, plan_load
 from numba_meta.models.planner import smallest_graph
 from numba_meta.models.ranks import RankGroup, check_host_memory, leaf_of_devices
 from numba_meta.models.state_file import identify_model
@@ -40,6 +40,7 @@ class RankLoad:
         launch, planned = self._launch, list[tuple[GGUFFile, ModelDescription, LoadPlan]]()
 
         def prepare() -> JoinRequest:
+            check_options(self._options, launch.size)
             file = self._file = open_file()
             model = describe_model(file)
             plan = plan_load(model, self._options, launch.rank, launch.size)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from numba_meta.errors import ContextFullError, ModelFileError, UsageError, counted
+from numba_meta.errors import ModelFileError, UsageError, counted
 from numba_meta.models.arguments import listed_prompts, sampling_options, stop_texts, switch, token_ids, until_stop, whole_number
 from numba_meta.models.cache_operations import choose_shift
 from numba_meta.models.chat import ChatTemplate
@@ -280,12 +280,7 @@ class Model(LoadedModel):
 
     def _check_room(self, ids: Sequence[int], max_tokens: int) -> int:
         """`max_tokens`, checked, as is whether a prompt fits the context."""
-        shape = self.context.shape
-        if len(ids) > shape.n_positions:
-            raise ContextFullError(
-                f"the prompt has {counted(len(ids), 'token')}, {shape.room} has room for {shape.n_positions}; "
-                "shorten it or use a larger --ctx-size"
-            )
+        self.context.shape.check_prompt(len(ids))
         return whole_number("max_tokens", max_tokens, 0)
 
     def _kept_on_shift(self, ids: Sequence[int], context_shift: bool, keep: int) -> int | None:

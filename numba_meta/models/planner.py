@@ -111,7 +111,8 @@ def plan_transport_of_model(
     n_devices = len(plan.specs)
     chosen = sorted(set(default_contexts(plan.cache_shape.n_positions) if contexts is None else contexts))
     if not chosen or chosen[0] < 0 or chosen[-1] >= plan.cache_shape.n_positions:
-        raise UsageError(f"contexts {chosen}: expected 0 to {plan.cache_shape.n_positions - 1}, with room for one more token in --ctx-size")
+        most = plan.cache_shape.n_positions - 1
+        raise UsageError(f"contexts {chosen}: expected 0 to {most}, with room for one more token in the context (ctx_size, --ctx-size)")
     graph = smallest_graph(model, plan)
     split = infer_splits(graph, leaf_state(plan.cuts), n_devices, may_gather=lambda _: options.deterministic)
     kernels = kernel_set(plan.specs[0].kind)
@@ -173,7 +174,7 @@ def _check_room(plan: LoadPlan, memory: MemoryNeeds) -> None:
         if spec.memory_limit is not None and sum(parts) > spec.memory_limit:
             raise OutOfMemoryError(
                 f"{name}: this model needs {sum(parts)} bytes there (weights {parts[0]}, cache {parts[1]}, workspace {parts[2]}), "
-                f"the limit is {spec.memory_limit}; use a smaller context or batch, another --tensor-split, or more devices"
+                f"the limit is {spec.memory_limit}; use a smaller context or batch, another split, or more devices"
             )
 
 

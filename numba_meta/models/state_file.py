@@ -195,7 +195,20 @@ def load_state(path: str | Path, model: ModelIdentity, cache: CacheOperations) -
                 raise
             cache.write_tables(range(cache.cells.shape.n_sequences))
     except OSError as error:
-        raise NumbaMetaError(f"{path}: the state cannot be read ({error.strerror}); check the path") from None
+        raise _cannot_be_read(path, error) from None
+
+
+def check_state_file(path: Path) -> None:
+    """Raises what `load_state` would for a file that is none or whose beginning is damaged, whatever the model."""
+    try:
+        with _open(path) as file:
+            _StateFile(path, file)
+    except OSError as error:
+        raise _cannot_be_read(path, error) from None
+
+
+def _cannot_be_read(path: Path, error: OSError) -> NumbaMetaError:
+    return NumbaMetaError(f"{path}: the state cannot be read ({error.strerror}); check the path")
 
 
 def _open(path: Path) -> BinaryIO:
@@ -263,7 +276,8 @@ class _StateFile:
         if self.cache_types != (types := _cache_types(cache)):
             raise UsageError(
                 f"{self._path}: holds K and V as {', '.join(self.cache_types)}, the cache as {', '.join(types)}; "
-                f"load the model with --cache-type-k {self.cache_types[0]} --cache-type-v {self.cache_types[-1]}"
+                f"load the model with the same (cache_type_k, --cache-type-k {self.cache_types[0]}; "
+                f"cache_type_v, --cache-type-v {self.cache_types[-1]})"
             )
         if self.layers != [[layer.k.cell_bytes, layer.v.cell_bytes, layer.window] for layer in cache.layers]:
             raise self._corrupted("its layers are not those of its model")

@@ -26,7 +26,7 @@ class FakeModel:
         self.calls: list[tuple[Any, dict[str, Any]]] = []
         self.closed = False
         self.chat_template: FakeTemplate | None = FakeTemplate()
-        self.plan = SimpleNamespace(table=lambda: "device  part\ncpu:0   100%")
+        self.plan = SimpleNamespace(table=lambda: "device  part\ncpu:0   100%", n_cells=64, n_sequences=1)
         self.timings = SimpleNamespace(n_prompt=0, prompt_seconds=0.0, n_generated=0, generation_seconds=0.0)
         self.traced: list[int] = []
         self.transport = SimpleNamespace(stats=dict(ON_THE_DEVICE), options=SimpleNamespace(depth=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -72,6 +73,22 @@ def test_a_driver_is_there_when_it_starts(monkeypatch, error, found):
     lines = list(missing_lines("cuda", machine.cuda_requirements()))
     assert len(lines) == 4 and lines[0].split() == ["cuda", *(["needs", "more"] if error else ["all", "there"])]
     assert found in lines[1]
+
+
+def test_mpirun_is_found_where_launch_finds_it(monkeypatch, tmp_path):
+    """Beside this Python, in an environment that is not activated."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    def requirement():
+        return machine.mpi_requirements()[1]
+
+    assert not requirement().present and "no mpirun beside this Python" in requirement().remedy
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    assert not requirement().present and "does not run (broken)" in requirement().remedy
+    (tmp_path / "mpirun").write_text("#!/bin/sh\n")
+    assert requirement().present
 
 
 def test_what_is_missing_comes_with_what_to_do():

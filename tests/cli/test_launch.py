@@ -10,6 +10,8 @@ from child_processes import environment
 from mpirun import needs_mpi
 from synthetic import write_model
 
+from numba_meta.cli import launch
+from numba_meta.cli.as_rank import _silent
 from numba_meta.cli.launch import find_mpirun, launch_environment, mpirun_version, output_options
 from numba_meta.errors import UsageError
 
@@ -47,6 +49,61 @@ def test_an_mpirun_that_does_not_run(tmp_path) -> None:
         mpirun_version(str(tmp_path))
 
 
+@pytest.fixture
+def started(monkeypatch) -> list[list[str]]:
+    """The commands that a launcher would have been started with; none is."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(launch, "find_mpirun", lambda environ: "mpirun")
+    monkeypatch.setattr(launch, "mpirun_version", lambda program: "mpirun (Open MPI) 5.0.11")
+    monkeypatch.setattr("os.execve", lambda program, arguments, environ: commands.append(arguments))
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "line"),
+    [
+        (["chat", "MODEL"], 2, "chat is not there yet for 2 ranks"),
+        (["generate", "MODEL", "--file", "-"], 2, "--file - is not there yet for 2 ranks"),
+        (["generate", "MODEL", "--file", "/dev/null"], 2, "--file /dev/null is not there yet for 2 ranks: it can be read once"),
+        (["generate", "MODEL", "--file", "missing.txt"], 2, "File 'missing.txt' does not exist"),
+        (["generate", "MODEL", "p", "--prompt-cache", "state"], 2, "--prompt-cache is not there yet for 2 ranks"),
+        (["generate", "MODEL"], 2, "no prompt was given"),
+        (["generate", "MODEL", "p", "--frobnicate"], 2, "No such option: --frobnicate"),
+        (["generate", "MODEL", "p", "-ngl", "9"], 2, "-ngl (layers on the GPU)"),
+        (["generate", "MODEL", "p", "--stop", ""], 2, "a stop text is ''"),
+        (["generate", "MODEL", "p", "-dev", "cpu:0;cpu:0;cpu:0"], 2, "those of 3 ranks, and 2 ranks run"),
+        (["generate", "MODEL", "p", "-ts", "1"], 2, "1 entries for 2 devices"),
+        (["generate", "MODEL", "p", "-nkvo", "--kv-gpu-layers", "99"], 2, "kv_gpu_layers 99 is impossible: the model has 2 layers"),
+        (["generate", "missing.gguf", "p"], 1, "no model missing.gguf"),
+        (["generate", __file__, "p"], 1, "test_launch.py"),
+        (["bench", "MODEL", "-dev", "cpu:0", "-dev", "cpu:0,cpu:0", "-ts", "1,1"], 2, "2 entries for 4 devices"),
+        (["info", "missing.gguf"], 1, "no model missing.gguf"),
+        (["info"], 2, "Missing argument 'MODEL'"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+        (["--"], 2, "No such command ''"),
+        (["--debug", "chat", "MODEL"], 2, "chat is not there yet for 2 ranks"),
+    ],
+)
+def test_what_needs_no_rank_is_refused_before_the_launcher_starts(run, started, tmp_path, command, status, line) -> None:
+    path = str(write_model(tmp_path / "model.gguf", n_layer=2))
+    outcome = run("launch", "-n", "2", "--", *[path if word == "MODEL" else word for word in command])
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (status, "", 1) and line in outcome.err
+    assert started == []
+
+
+def test_a_command_that_can_be_is_handed_to_the_launcher(run, started, tmp_path) -> None:
+    path = str(write_model(tmp_path / "model.gguf"))
+    for words in (["generate", path, "-n", "3", "--", "-x"], ["bench", path, "-p", "9"], ["info", path], ["devices"]):
+        assert run("launch", "-np", "2", "--", *words).status == 0
+        assert started.pop() == ["mpirun", "--output", ":raw", "-n", "2", sys.executable, "-m", "numba_meta", *words]
+
+
+def test_help_and_version_need_no_rank(run, started) -> None:
+    assert run("launch", "-n", "2", "--", "generate", "--help").out.startswith("Usage: numba-meta generate")
+    assert run("launch", "-n", "2", "--", "--version").out.startswith("numba-meta ")
+    assert started == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
@@ -64,6 +121,14 @@ def test_wrong_use(run, arguments, pattern) -> None:
 def launched(n: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "numba_meta", "launch", "-n", str(n), "--", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+
+
+def test_a_silent_rank_may_print_any_text(capsys) -> None:
+    with _silent():
+        print("é \udcff", "☃", file=sys.stderr)
+        print("é \udcff", "☃")
+        assert sys.stdout.encoding == "utf-8"
+    assert capsys.readouterr() == ("", "")
 
 
 @needs_mpi

@@ -64,7 +64,8 @@ def test_version(run):
         ["generate"],
         ["generate", "m"],
         ["generate", "m", "p", "--frobnicate"],
-        ["generate", "m", "p", "-n", "-1"],
+        ["generate", "m", "p", "-n", "-3"],
+        ["chat", "m", "-n", "0"],
         ["generate", "m", "p", "-n", "many"],
         ["generate", "m", "p", "--temp", "nan"],
         ["generate", "m", "p", "--temp", "inf"],
@@ -110,7 +111,7 @@ def test_an_option_that_would_do_nothing_is_refused(run, models, option):
         (UsageError("split 1,-1: negative"), 2, "split 1,-1: negative"),
         (NumbaMetaError("two\n  lines"), 1, r"two\n lines"),
         (FileNotFoundError(2, "No such file or directory", "m.gguf"), 1, "m.gguf: No such file or directory"),
-        (MemoryError(), 1, "this machine is out of memory; use a smaller --ctx-size or a smaller model"),
+        (MemoryError(), 1, "this machine is out of memory; use a smaller context or a smaller model"),
     ],
 )
 def test_a_failure_is_one_line_with_its_status(run, failing_load, error, status, line):
@@ -190,3 +191,30 @@ def test_options_of_commands_have_help():
         if isinstance(parameter, click.Option) and not parameter.help
     ]
     assert unexplained == ["bench output"]
+
+
+@pytest.mark.parametrize("arguments", [["generate", "no-such-model", "p"], ["--version"], ["launch", "-n", "2", "--", "info", "m"]])
+def test_closed_standard_output_is_one_line(arguments):
+    command = 'exec "$@" >&-'
+    process = subprocess.run(
+        ["sh", "-c", command, "sh", sys.executable, "-m", "numba_meta", *arguments], capture_output=True, text=True, timeout=60
+    )
+    line = "numba-meta: standard output is closed, and what a command prints goes there; send it to a file or to /dev/null\n"
+    assert (process.returncode, process.stderr) == (1, line)
+
+
+@pytest.mark.parametrize("at", ["numba_meta.cli", "numba_meta.cli.terminal", "numba_meta.models.load_plan"])
+def test_ctrl_c_while_the_command_starts_ends_quietly(at):
+    code = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {at!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["generate", "missing.gguf", "p"]
+from numba_meta.__main__ import run
+run()
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60)
+    assert (process.returncode, process.stdout, process.stderr) == (130, b"", b"")

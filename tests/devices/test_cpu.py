@@ -52,7 +52,7 @@ def test_a_limit_names_device_need_and_free() -> None:
         one.allocate(401, "the KV cache")
     assert str(caught.value) == (
         "cpu:0: the KV cache needs 401 bytes (401 B), 400 of 1000 are free; "
-        "use a smaller context or batch, another --tensor-split, or more devices"
+        "use a smaller context or batch, another split, or more devices"
     )
     assert one.allocated_bytes == one.peak_bytes == 600 and one.free_bytes == 400
     one.allocate(400, "the KV cache")

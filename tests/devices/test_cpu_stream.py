@@ -185,7 +185,7 @@ def test_a_system_without_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = CpuStream("many", 4, caller_joins=True)
     step = CpuStep([stream], [CpuRecorder(stream).program()])
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(DeviceError, match="many: the system refused thread 2 of 4; use fewer --threads"):
+    with pytest.raises(DeviceError, match="many: the system refused thread 2 of 4; use fewer .threads, --threads."):
         step.run()
     assert threading.enumerate() == before
     with pytest.raises(DeviceError, match="many: the stream was closed"):

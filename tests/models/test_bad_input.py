@@ -118,7 +118,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"devices": "cpu:0,cpu:0", "tensor_split": [1, float("inf")]}, "not a number"),
     ({"ctx_size": 0}, "ctx_size 0"),
     ({"ctx_size": -5}, "ctx_size -5"),
-    ({"ctx_size": 3, "parallel": 4, "kv_unified": False}, "3 tokens that -no-kvu divides over 4 sequences leaves none for each; use"),
+    ({"ctx_size": 3, "parallel": 4, "kv_unified": False}, r"3 tokens that kv_unified=False \(-no-kvu\) divides over 4 sequences leaves"),
     ({"ubatch_size": 0}, "ubatch_size 0"),
     ({"parallel": 0}, "parallel 0"),
     ({"threads": 0}, "threads 0"),

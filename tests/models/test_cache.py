@@ -112,7 +112,7 @@ def test_a_context_that_fills_up_gives_what_fits_and_then_one_line(llama: Path) 
     """16 cells, 10 of the prompt: tokens 1 to 6 are fed back, the seventh is known from the logits of the sixth."""
     with nm.load(llama, ctx_size=16) as model:
         prompt, got = ids(7, 10), []
-        with pytest.raises(ContextFullError, match=r"^1 more token does not fit the context: 16 are in sequence 0, .*--ctx-size$"):
+        with pytest.raises(ContextFullError, match=r"^1 more token does not fit the context: 16 are in sequence 0, .*--ctx-size.$"):
             for piece in model._generated(prompt, 20, True, False, {}):
                 got.append(piece)
         assert len(got) == 7
@@ -123,7 +123,7 @@ def test_a_context_that_fills_up_gives_what_fits_and_then_one_line(llama: Path) 
 
 
 def test_a_prompt_longer_than_the_context_names_both_lengths(llama: Path) -> None:
-    line = r"^the prompt has 11 tokens, a sequence's part of the context .-no-kvu divides it by 2. has room for 10; .*$"
+    line = r"^the prompt has 11 tokens, a sequence's part of the context .kv_unified=False, -no-kvu: divided by 2. has room for 10; .*$"
     with nm.load(llama, ctx_size=20, parallel=2, kv_unified=False) as model:
         for call in (model.generate_ids, model.logits, lambda p: list(model.generate(p)), lambda p: model.generate_many([[1], p])):
             with pytest.raises(ContextFullError, match=line):

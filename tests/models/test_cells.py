@@ -204,10 +204,10 @@ def test_going_back_twice_does_not_reach_what_was_overwritten() -> None:
 @pytest.mark.parametrize(
     ("n_sequences", "n_positions", "unified", "tokens", "line"),
     [
-        (1, 40, True, {1: 3}, "sequence 1 does not fit a context of 1 sequence; use a larger --parallel"),
-        (2, 10, True, {0: 11}, "a sequence of 11 tokens does not fit the 10 of the context; use a larger --ctx-size"),
-        (2, 10, False, {1: 11}, "a sequence of 11 tokens does not fit the 10 of the context; use a larger --ctx-size"),
-        (2, 10, True, {0: 6, 1: 5}, "11 tokens in all do not fit the 10 cells of the context; use a larger --ctx-size"),
+        (1, 40, True, {1: 3}, "sequence 1 does not fit a context of 1 sequence; use more sequences (parallel, --parallel)"),
+        (2, 10, True, {0: 11}, "a sequence of 11 tokens does not fit the 10 of the context; use a larger context (ctx_size, --ctx-size)"),
+        (2, 10, False, {1: 11}, "a sequence of 11 tokens does not fit the 10 of the context; use a larger context (ctx_size, --ctx-size)"),
+        (2, 10, True, {0: 6, 1: 5}, "11 tokens in all do not fit the 10 cells of the context; use a larger context (ctx_size, --ctx-size)"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(
@@ -228,7 +228,7 @@ def test_a_copy_without_room_changes_nothing() -> None:
     cells = Cells(shape_of(2, 10, True))
     cells.take(0, 6)
     cells.take(1, 4, [1, 2, 3, 4])
-    with pytest.raises(ContextFullError, match=r"^a copy of sequence 0 needs 6 cells, 4 are free for sequence 1; use a larger --ctx-size$"):
+    with pytest.raises(ContextFullError, match=r"^a copy of sequence 0 needs 6 cells, 4 are free for sequence 1; use a larger context "):
         cells.copy(0, 1)
     assert list(cells.tokens(1)) == [1, 2, 3, 4]
     cells.remove(0, 1, 3)

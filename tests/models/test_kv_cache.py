@@ -96,7 +96,7 @@ def test_a_window_does_not_go_back_to_what_is_overwritten() -> None:
 @given(st.integers(1, 5000), st.integers(1, 8), st.booleans(), st.integers(0, 600), st.integers(1, 600))
 def test_the_sizes_of_a_cache(ctx_size: int, parallel: int, unified: bool, window: int, ubatch: int) -> None:
     if not unified and ctx_size < parallel:
-        with pytest.raises(UsageError, match=f"context of {ctx_size} tokens? that -no-kvu divides over {parallel} sequences"):
+        with pytest.raises(UsageError, match=f"context of {ctx_size} tokens? that .* divides over {parallel} sequences"):
             plan_cache_shape(ctx_size, parallel, unified, window, ubatch)
         return
     shape = plan_cache_shape(ctx_size, parallel, unified, window, ubatch)

@@ -272,7 +272,7 @@ def test_states_of_other_models_and_types(tiny: Model, saved: Path, paths: dict[
         with_something_else(model)
         line = refuses(model, saved, UsageError)
     assert line.startswith(f"{saved}: holds K and V as q4_0, q4_0, the cache as f16, f16; ")
-    assert line.endswith("load the model with --cache-type-k q4_0 --cache-type-v q4_0")
+    assert line.endswith("load the model with the same (cache_type_k, --cache-type-k q4_0; cache_type_v, --cache-type-v q4_0)")
 
 
 def test_the_same_model_in_another_file(saved: Path, paths: dict[str, Path], tmp_path: Path) -> None:
@@ -289,10 +289,11 @@ def test_states_that_do_not_fit(saved: Path, paths: dict[str, Path]) -> None:
     types = {"cache_type_k": "q4_0", "cache_type_v": "q4_0"}
     with nm.load(paths["tiny"], ctx_size=16, parallel=1, **types) as model:
         with_something_else(model)
-        assert refuses(model, saved, ContextFullError) == "sequence 1 does not fit a context of 1 sequence; use a larger --parallel"
+        line = refuses(model, saved, ContextFullError)
+        assert line == "sequence 1 does not fit a context of 1 sequence; use more sequences (parallel, --parallel)"
     with nm.load(paths["tiny"], ctx_size=4, parallel=2, kv_unified=False, **types) as model:
         line = refuses(model, saved, ContextFullError)
-        assert line == "a sequence of 3 tokens does not fit the 2 of the context; use a larger --ctx-size"
+        assert line == "a sequence of 3 tokens does not fit the 2 of the context; use a larger context (ctx_size, --ctx-size)"
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------------------------
