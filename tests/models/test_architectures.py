@@ -62,6 +62,13 @@ def prompts_of(name: str) -> tuple[Prompt, ...]:
     return tuple(found)
 
 
+def head_dim_of(name: str) -> int:
+    """Elements of a head of Q and K."""
+    facts = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    keys = {key.partition(".")[2]: value for key, value in facts["metadata"].items()}
+    return int(keys.get("attention.key_length", keys["embedding_length"] // keys["attention.head_count"]))
+
+
 def check_model(model: Model, name: str) -> None:
     """Logits of all prompts within their tolerance, and the greedy ids that are sure."""
     n_sure = 0
@@ -96,3 +103,33 @@ def test_sequences_together_say_what_each_says_alone(name: str) -> None:
         together = model.generate_many(prompts, max_tokens=12, ignore_eos=True)
         alone = [model.generate_ids(ids, max_tokens=12, ignore_eos=True) for ids in prompts]
     assert together == alone
+
+
+GPU_SPLITS: dict[str, dict[str, Any]] = {
+    "one": {"devices": "cuda:0"},
+    "two-host": {"devices": "cuda:0,cuda:0", "kv": "host"},
+    "three-uneven": {"devices": "cuda:0,cuda:0,cuda:0", "tensor_split": "3,0.5,2", "ubatch_size": 16},
+}
+
+
+ON_GPU = [name for name in NAMES if head_dim_of(name) % 32 == 0]  # CUDA attention has no kernel for other widths
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("split", GPU_SPLITS)
+@pytest.mark.parametrize("name", ON_GPU)
+def test_on_a_gpu(name: str, split: str) -> None:
+    with nm.load(FOLDER / f"{name}.gguf", exact=True, ctx_size=CTX_SIZE, **GPU_SPLITS[split]) as model:
+        check_model(model, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_GPU)
+def test_fast_steps_on_a_gpu_say_nearly_the_same(name: str) -> None:
+    """Tensor cores, 8-bit activations where weights are quantized, a cache of f16: near the exact logits, many rows and few."""
+    prompt = prompts_of(name)[1]
+    with nm.load(FOLDER / f"{name}.gguf", ctx_size=CTX_SIZE, devices="cuda:0") as model:
+        whole = model.logits(prompt.ids)
+        few = model.logits(prompt.ids[:12])[-1]
+    most = 0.35 * prompt.logits.std()
+    assert np.abs(whole[prompt.positions] - prompt.logits).max() < most and np.abs(few - whole[11]).max() < most
