@@ -8,12 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+from models.rewriting import REMOVED, rewrite
 
 import numba_meta as nm
 from numba_meta.models.model import Model
 
+VALUE = gguf.GGUFValueType
 FOLDER = Path(__file__).parent.parent / "data" / "archs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
 CTX_SIZE = 256  # as the references: some rope factors are chosen by it
@@ -86,6 +89,20 @@ def check_model(model: Model, name: str) -> None:
 def test_logits_and_greedy_ids_are_those_of_others(name: str, split: str) -> None:
     with nm.load(FOLDER / f"{name}.gguf", exact=True, ctx_size=CTX_SIZE, **SPLITS[split]) as model:
         check_model(model, name)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"llama.rope.scaling.type": REMOVED},
+        {"llama.rope.scaling.type": REMOVED, "llama.rope.scaling.factor": REMOVED, "llama.rope.scale_linear": (4.0, VALUE.FLOAT32)},
+    ],
+    ids=["factor-alone", "old-key"],
+)
+def test_scaling_without_a_type_is_linear(keys: dict[str, Any], tmp_path: Path) -> None:
+    path = rewrite(FOLDER / "llama-linear-f32.gguf", tmp_path / "bare.gguf", keys)
+    with nm.load(path, exact=True, ctx_size=CTX_SIZE, devices="cpu:0,cpu:0") as model:
+        check_model(model, "llama-linear-f32")
 
 
 @pytest.mark.slow
