@@ -50,9 +50,10 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool | None = None, parse_special: bool = False) -> list[int]:
         """The ids of `text`.
 
-        `add_special`: whether the begin (and end) tokens that the model's file asks for are added; None is True, so Gemma gets its BOS and
-        SmolLM2, whose file asks for none, gets none. `parse_special`: whether control tokens written in the text (`<|im_end|>`) become
-        those tokens; user-defined tokens always do. Raises UsageError for anything but a string of Unicode characters.
+        `add_special`: whether the begin token that the model's file asks for is added; None is True, so Gemma gets its BOS and SmolLM2,
+        whose file asks for none, gets none. No end token is ever added, whatever the file says: what follows it is another text.
+        `parse_special`: whether control tokens written in the text (`<|im_end|>`) become those tokens; user-defined tokens always do.
+        Raises UsageError for anything but a string of Unicode characters.
         """
         if not isinstance(text, str):
             raise UsageError(f"text to tokenize is of type {type(text).__name__}, expected a string")
@@ -72,8 +73,6 @@ class Tokenizer:
             else:
                 ids += self._encode_plain(" " + part if v.add_space_prefix and after_special else part)
                 after_special = False
-        if add_special and v.add_eos and v.eos_id is not None:
-            ids.append(v.eos_id)
         return ids
 
     def _partition(self, text: str, parse_special: bool) -> list[str | int]:
