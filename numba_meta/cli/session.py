@@ -169,10 +169,21 @@ def until_full(pieces: Iterator[str], predict: int, note: Callable[[str], object
         note(CONTEXT_FULL)
 
 
-def chat_prompt(model: Model, messages: Sequence[Message]) -> list[int]:
-    """The ids of a conversation in the model's own format, ready for its next answer."""
+PARSE_SPECIAL_OPTION = click.option(
+    "--parse-special/--no-parse-special", default=False,
+    help="Whether control tokens spelled in what you write, like <|im_end|>, become such tokens.  [default: they are text]",
+)  # fmt: skip
+
+
+def check_chat_template(model: Model) -> None:
+    """Raises `UsageError` for a model that cannot chat."""
     if model.chat_template is None:
         raise UsageError("this model has no chat template (a base model continues text): use `generate` without --chat")
+
+
+def chat_prompt(model: Model, messages: Sequence[Message], parse_special: bool = False) -> list[int]:
+    """The ids of a conversation in the model's own format, ready for its next answer. `parse_special`: of what the messages spell."""
+    check_chat_template(model)
     return model.chat_template.encode(messages)
 
 

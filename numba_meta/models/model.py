@@ -69,7 +69,7 @@ class Model(LoadedModel):
         return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer)
 
     def tokenize(self, text: str, add_special: bool | None = None, parse_special: bool = False) -> list[int]:
-        """Ids of a text. `add_special`: the begin token that the model's file asks for (None, True), or none (False); never an end token."""
+        """Ids of a text. `add_special`: the begin token that the model's file asks for (None, True), or none. No end token, ever."""
         wanted = None if add_special is None else switch("add_special", add_special)
         return self.tokenizer.encode(text, wanted, switch("parse_special", parse_special))
 

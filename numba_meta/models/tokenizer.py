@@ -7,7 +7,7 @@ whole characters while tokens arrive. Page 6 of the design.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -47,12 +47,15 @@ class Tokenizer:
 
     # -- text to ids
 
-    def encode(self, text: str, add_special: bool | None = None, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, add_special: bool | None = None, parse_special: bool = False, stand_ins: Mapping[int, str] | None = None
+    ) -> list[int]:
         """The ids of `text`.
 
         `add_special`: whether the begin token that the model's file asks for is added; None is True, so Gemma gets its BOS and SmolLM2,
         whose file asks for none, gets none. No end token is ever added, whatever the file says: what follows it is another text.
         `parse_special`: whether control tokens written in the text (`<|im_end|>`) become those tokens; user-defined tokens always do.
+        `stand_ins`: code points in `text` that stand for characters which are text, whatever they spell (`spelled_tokens`).
         Raises UsageError for anything but a string of Unicode characters.
         """
         if not isinstance(text, str):
@@ -66,7 +69,7 @@ class Tokenizer:
         add_special = True if add_special is None else add_special
         ids = [v.bos_id] if add_special and v.add_bos and v.bos_id is not None else []
         after_special = True
-        for part in self._partition(text, parse_special):
+        for part in self._parts(text, parse_special, stand_ins):
             if isinstance(part, int):
                 ids.append(part)
                 after_special = True
@@ -74,6 +77,14 @@ class Tokenizer:
                 ids += self._encode_plain(" " + part if v.add_space_prefix and after_special else part)
                 after_special = False
         return ids
+
+    def _parts(self, text: str, parse_special: bool, stand_ins: Mapping[int, str] | None) -> Iterator[str | int]:
+        for part in self._partition(text, parse_special):
+            real = part.translate(stand_ins) if stand_ins and isinstance(part, str) else part
+            if isinstance(real, str) and real != part:
+                yield from self._partition(real, False)
+            else:
+                yield part
 
     def _partition(self, text: str, parse_special: bool) -> list[str | int]:
         """`text` as plain stretches and ids of special tokens: the longest special texts are cut out first, wherever they are."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -34,6 +34,13 @@ _ENDING_TEXTS = (
 _SPECIAL_KINDS = (TokenKind.CONTROL, TokenKind.UNKNOWN)
 _NO_TOKEN = (-1, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # -1, also as an unsigned number: the file says that there is none
 _DEEPSEEK_END = "<｜end▁of▁sentence｜>"
+# Names that chat templates have for tokens, and the keys of a file that say which they are ("seperator" is how the format spells it).
+_TEMPLATE_NAMES = {
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
 # Fill-in-the-middle tokens after which no text of the same file can follow: metadata key, texts that stand for it.
 _FILL_IN_ENDINGS = (
     ("fim_pad_token_id", ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")),
@@ -64,6 +71,7 @@ class Vocabulary:
     add_bos: bool
     add_space_prefix: bool
     id_of: Mapping[str, int]  # of equal texts the last id, as llama.cpp
+    named_ids: Mapping[str, int] = field(default_factory=dict)  # ids that only chat templates know, by their names there: pad_token, …
 
     @property
     def n_vocab(self) -> int:
@@ -116,7 +124,18 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         model=model, pre=pre, tokens=tokens, kinds=kinds, scores=scores, merges=merges, bos_id=bos_id, eos_id=eos_id, unknown_id=unknown_id,
         eog_ids=eog_ids, control_ids=control_ids, add_bos=add_bos,
         add_space_prefix=_flag(metadata, "add_space_prefix", sentence_piece), id_of=id_of,
+        named_ids=_named_ids(metadata, n_vocab),
     )  # fmt: skip
+
+
+def _named_ids(metadata: Mapping[str, Any], n_vocab: int) -> dict[str, int]:
+    """Ids that tokenizing does not need; one outside the vocabulary is none."""
+    found = {}
+    for name, key in _TEMPLATE_NAMES.items():
+        value = _get(metadata, key)
+        if hasattr(value, "__index__") and not isinstance(value, bool) and 0 <= int(value) < n_vocab:
+            found[name] = int(value)
+    return found
 
 
 def _end_of_generation(
