@@ -33,27 +33,30 @@ class ChatTemplate:
     `tool_use`: a second template, for prompts with tools, where the file has one.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer, tool_use: str | None = None) -> None:
+    def __init__(self, source: str, tokenizer: Tokenizer, tool_use: str | None = None, file_name: str | None = None) -> None:
         self.source = source
         self.tool_use = tool_use
         self._tokenizer = tokenizer
+        self._key = _TEMPLATE_KEY if file_name is None else f"{file_name}: {_TEMPLATE_KEY}"
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The template of a GGUF header, or None where it has none (base models). Raises ModelFileError for one that is not text.
+    def from_metadata(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, file_name: str | None = None) -> ChatTemplate | None:
+        """The template of a GGUF header, or None where it has none (base models). `file_name` is for messages.
 
-        Beside `tokenizer.chat_template` a file may have named ones: `.default`, which stands in for it, and `.tool_use`.
+        Beside `tokenizer.chat_template` a file may have named ones: `.default`, which stands in for it, and `.tool_use`. Raises
+        ModelFileError for one that is not text.
         """
         sources = {}
         for key in (_TEMPLATE_KEY, f"{_TEMPLATE_KEY}.default", f"{_TEMPLATE_KEY}.{_TOOL_USE}"):
             source = metadata.get(key)
             if source is not None and not isinstance(source, str):
-                raise ModelFileError(f"{key} is of type {type(source).__name__}, expected a string")
+                where = key if file_name is None else f"{file_name}: {key}"
+                raise ModelFileError(f"{where} is of type {type(source).__name__}, expected a string")
             if source and source.strip():
                 sources[key.removeprefix(_TEMPLATE_KEY)] = source
         tool_use = sources.pop(f".{_TOOL_USE}", None)
         source = next(iter(sources.values()), tool_use)
-        return None if source is None else cls(source, tokenizer, tool_use)
+        return None if source is None else cls(source, tokenizer, tool_use, file_name)
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The prompt's text for `messages` (`{"role": …, "content": …}`; content is text, or a list of `{"type": "text", "text": …}`).
@@ -98,7 +101,7 @@ class ChatTemplate:
         try:
             return program.template.render({**with_budget(values), _DISGUISE: disguise})
         except EndlessTemplateError as error:
-            raise ModelFileError(f"{_TEMPLATE_KEY} does not come to an end: {error}; give the prompt as plain text instead") from None
+            raise ModelFileError(f"{self._key} does not come to an end: {error}; give the prompt as plain text instead") from None
         except Exception as error:  # a template is a program of the file's author and can raise anything
             raise UsageError(f"the model's chat template refuses these messages: {_one_line(error)}") from None
 
@@ -117,11 +120,11 @@ class ChatTemplate:
 
     @cached_property
     def _plain_program(self) -> _Program:
-        return _compiled(self.source)
+        return _compiled(self.source, self._key)
 
     @cached_property
     def _tool_program(self) -> _Program:
-        return _compiled(self.tool_use or self.source)
+        return _compiled(self.tool_use or self.source, self._key)
 
 
 _OF_USERS = ("messages", "tools", "documents")  # variables whose texts a template's users write
@@ -154,7 +157,7 @@ class _Program:
         return {"tools": None, "documents": None, **variables, "messages": checked}
 
 
-def _compiled(source: str) -> _Program:
+def _compiled(source: str, key: str) -> _Program:
     from jinja2 import TemplateError
 
     from .template_sandbox import compile_template, with_budget
@@ -165,7 +168,7 @@ def _compiled(source: str) -> _Program:
         template = compile_template(source, _functions(), {"tojson": _to_json()})
     except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
         raise ModelFileError(
-            f"{_TEMPLATE_KEY} is not a valid Jinja template: {_one_line(error)}; give the prompt as plain text instead"
+            f"{key} is not a valid Jinja template: {_one_line(error)}; give the prompt as plain text instead"
         ) from None
 
     def writes(content: Any) -> str:
