@@ -12,7 +12,7 @@ from typing import Any
 MOST_BITS = 1 << 14  # of whole numbers
 _PER_CONTAINER, _PER_ENTRY = 32, 16  # more than their brackets and commas, for the look at each
 _NUMBERS = re.compile(r"\d+")
-_PRINTF = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?")
+_WIDTHS = re.compile(r"[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?")
 _SLOW_ON_LONG_TEXT = ("striptags", "urlize", "xmlattr", "pprint")  # their work grows faster than their text
 _MOST_FOR_SLOW = 1 << 14
 
@@ -97,12 +97,31 @@ def format_growth(spec: str, limit: int) -> int:
 
 def printf_growth(text: str, values: object, limit: int) -> int:
     """What `text % values` writes, at most; beyond `limit` where a width is among the values (`%*d`)."""
-    found = list(_PRINTF.finditer(text))
-    widths = [part for match in found for part in match.groups() if part]
+    starts = _specifications(text)
+    widths = [part for start in starts if (match := _WIDTHS.match(text, start)) for part in match.groups() if part]
     if "*" in widths:
         return limit + 1
-    n_times = len(found) if isinstance(values, dict) else 1  # a name can be written again and again
+    n_times = len(starts) if isinstance(values, dict) else 1  # a name can be written again and again
     return len(text) + sum(_width(part) for part in widths) + n_times * extent(values, limit)
+
+
+def _specifications(text: str) -> list[int]:
+    """Where flags and widths begin behind each `%`, or behind the name in brackets (which may hold brackets) that follows it."""
+    starts, at = [], text.find("%")
+    while at >= 0:
+        at += 1
+        if text.startswith("(", at):
+            depth = 0
+            for i in range(at, len(text)):
+                depth += (text[i] == "(") - (text[i] == ")")
+                if depth == 0:
+                    break
+            else:
+                break  # unfinished: no format text
+            at = i + 1
+        starts.append(at)
+        at = text.find("%", at + 1 if text.startswith("%", at) else at)
+    return starts
 
 
 def _width(digits: str) -> int:

@@ -23,7 +23,7 @@ MOST_SOURCE_CHARACTERS = 1 << 19  # of a template; those of models have some tho
 MOST_STEPS = 200_000  # of one rendering, beside what the messages add
 MOST_CHARACTERS = 16 << 20  # that one rendering may produce, whether they are shown or not, beside what the messages add
 _PER_CHARACTER = 64  # steps, and characters produced, for each character of the messages
-_CHARACTERS_A_STEP = 256  # that text operations read
+_CHARACTERS_A_STEP = 64  # that text operations read
 _BUDGET = "\0budget"  # the name of the counters among a template's variables, which no template can write
 
 
@@ -71,7 +71,7 @@ def compile_template(source: str, functions: Mapping[str, Callable[..., Any]], f
     del environment.globals["lipsum"]
     environment.globals.update(functions)
     environment.filters = {name: _counted_filter(name, function) for name, function in {**environment.filters, **filters}.items()}
-    environment.filters.update({_STEP: _step, _TEXT: _text, _READ: _read})
+    environment.filters.update({_STEP: _step, _TEXT: _text, _READ: _read, _CUT: _cut})
     tests: dict[str, Any] = dict(environment.tests)
     environment.tests = {name: _counted_test(function) for name, function in tests.items()}
     environment.finalize = _text
@@ -97,29 +97,33 @@ class GenerationBlock(Extension):
 
 # ---- what is put into a parsed template --------------------------------------------------------------------------------------------------
 
-_STEP, _TEXT, _READ = "\0step", "\0text", "\0read"  # filters that no template can name
+_STEP, _TEXT, _READ, _CUT = "\0step", "\0text", "\0read", "\0cut"  # filters that no template can name
 
 
 def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _step_at(node: nodes.Node) -> nodes.Filter:
-    return _filter(nodes.Const(0, lineno=node.lineno), _STEP)
+def _step_at(node: nodes.Node, n_made: int = 0) -> nodes.Filter:
+    return _filter(nodes.Const(n_made, lineno=node.lineno), _STEP)
 
 
 def _instrument(tree: nodes.Template, environment: Environment) -> nodes.Template:
-    """Loops, macros and outputs are counted where they run, and so is what comparisons and `~` look at."""
+    """Loops, macros and outputs are counted where they run, and so is what comparisons and `~` look at and what slices make."""
     for output in list(tree.find_all(nodes.Output)):
         n_literal = sum(len(child.data) for child in output.nodes if isinstance(child, nodes.TemplateData))
         if n_literal:
             output.nodes.insert(0, _filter(nodes.Const(n_literal, lineno=output.lineno), _STEP))
     repeated: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)))
     for node in repeated:
-        node.body.insert(0, nodes.Output([_step_at(node)], lineno=node.lineno))
+        n_entries = sum(len(literal.items) for kind in (nodes.List, nodes.Tuple, nodes.Dict) for literal in node.find_all(kind))
+        node.body.insert(0, nodes.Output([_step_at(node, n_entries)], lineno=node.lineno))
     for loop in list(tree.find_all(nodes.For)):
         if loop.test is not None:
             loop.test = nodes.And(nodes.Not(_step_at(loop), lineno=loop.lineno), loop.test, lineno=loop.lineno)
+    for entry in list(tree.find_all(nodes.Getitem)):
+        if isinstance(entry.arg, nodes.Slice):
+            entry.node = _filter(entry.node, _CUT)
     for joined in list(tree.find_all(nodes.Concat)):
         joined.nodes = [_filter(node, _TEXT) for node in joined.nodes]
     for compared in list(tree.find_all(nodes.Compare)):
@@ -131,11 +135,11 @@ def _instrument(tree: nodes.Template, environment: Environment) -> nodes.Templat
 
 
 @pass_context
-def _step(context: Context, n_literal: int) -> str:
-    """Counts a round of a loop, a call of a macro, or literal text that is written; writes nothing."""
+def _step(context: Context, n_made: int) -> str:
+    """Counts a round of a loop or a call of a macro and what it makes: literal text, entries of literal lists. Writes nothing."""
     budget: Budget = context.parent[_BUDGET]
     budget.spend()
-    budget.produce(n_literal)
+    budget.produce(n_made)
     return ""
 
 
@@ -146,6 +150,16 @@ def _text(context: Context, value: Any) -> Any:
     n_characters = extent(value, budget.characters)
     budget.spend(n_characters)
     budget.produce(n_characters)
+    return value
+
+
+@pass_context
+def _cut(context: Context, value: Any) -> Any:
+    """Counts a value of which a slice is about to be made."""
+    budget: Budget = context.parent[_BUDGET]
+    n_entries = len(value) if hasattr(value, "__len__") else 0
+    budget.spend(n_entries)
+    budget.produce(n_entries)
     return value
 
 

@@ -23,6 +23,8 @@ ENDLESS = {
     "power of a product": "{% set n = namespace(v=7) %}{% for i in range(99) %}{% set n.v = n.v * n.v %}{% endfor %}{{ n.v > 1 }}",
     "percent": "{{ '%1000000000d' % 1 }}",
     "percent precision": "{{ '%.1000000000f' % 1 }}",
+    "percent with brackets in a name": "{{ '%((a))999999999d' % {'(a)': 1} }}",
+    "percent behind a percent": "{{ '%%%999999999d' % 1 }}",
     "percent star": "{{ '%*d' % (1000000000, 1) }}",
     "percent names": "{% set v = {'a': 'x' * 9000} %}{{ ('%(a)s' * 9000) % v }}",
     "format filter": "{{ '%1000000000d' | format(1) }}",
@@ -74,6 +76,12 @@ ENDLESS = {
     "lists in lists, compared": NESTED + "{% set a = n.v %}" + NESTED + "{{ a == n.v }}",
     "lists in lists, compared by a test": NESTED + "{% set a = n.v %}" + NESTED + "{{ [a] | select('eq', n.v) | list | length }}",
     "lists in lists, sorted": NESTED + "{{ [n.v, n.v] | sort | length }}",
+    "slices": "{% set t = 'x' * 999999 %}{% for i in range(9999) %}{% set y = t[1:] %}{% endfor %}",
+    "slices that are kept": "{% set t = 'x' * 999999 %}{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = [n.l, t[i:]] %}"
+                            "{% endfor %}",
+    "slices of lists": "{% set t = [0] * 999999 %}{% for i in range(9999) %}{% set y = t[1:] %}{% endfor %}",
+    "literal lists that are kept": "{% set n = namespace(l=[]) %}{% for i in range(99999) %}{% set n.l = [n.l" + ", 0" * 9999 + "] %}"
+                                   "{% endfor %}",
     "variables that are kept": "{% macro f(n) %}{% set x = 'x' * 999999 %}{{ f(n + 1) }}{{ x }}{% endmacro %}{{ f(0) }}",
 }  # fmt: skip
 
