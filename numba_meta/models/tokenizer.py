@@ -7,7 +7,7 @@ whole characters while tokens arrive. Page 6 of the design.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -69,7 +69,7 @@ class Tokenizer:
         add_special = True if add_special is None else add_special
         ids = [v.bos_id] if add_special and v.add_bos and v.bos_id is not None else []
         after_special = True
-        for part in self._parts(text, parse_special, stand_ins):
+        for part in self._partition(text, parse_special, stand_ins):
             if isinstance(part, int):
                 ids.append(part)
                 after_special = True
@@ -78,32 +78,31 @@ class Tokenizer:
                 after_special = False
         return ids
 
-    def _parts(self, text: str, parse_special: bool, stand_ins: Mapping[int, str] | None) -> Iterator[str | int]:
-        for part in self._partition(text, parse_special):
-            real = part.translate(stand_ins) if stand_ins and isinstance(part, str) else part
-            if isinstance(real, str) and real != part:
-                yield from self._partition(real, False)
-            else:
-                yield part
+    def _partition(self, text: str, parse_special: bool, stand_ins: Mapping[int, str] | None) -> list[str | int]:
+        """`text` as plain stretches and ids of special tokens: the longest special texts are cut out first, wherever they are.
 
-    def _partition(self, text: str, parse_special: bool) -> list[str | int]:
-        """`text` as plain stretches and ids of special tokens: the longest special texts are cut out first, wherever they are."""
+        Control tokens are looked for in the text as it is, all others in what its stand-ins stand for, character by character.
+        """
+        real_text = text.translate(stand_ins) if stand_ins else text
         parts: list[str | int] = [text] if text else []
-        for token, token_id in self._specials_in(text, parse_special):
-            if not any(isinstance(part, str) and token in part for part in parts):
+        for token, token_id in self._specials_in(real_text, parse_special):
+            hidden = stand_ins if token_id not in self.vocabulary.control_ids else None
+            if not hidden and not any(isinstance(part, str) and token in part for part in parts):
                 continue
             cut: list[str | int] = []
             for part in parts:
                 if isinstance(part, int):
                     cut.append(part)
                     continue
-                for i, stretch in enumerate(part.split(token)):
+                start = 0
+                for i, stretch in enumerate((part.translate(hidden) if hidden else part).split(token)):
                     if i:
                         cut.append(token_id)
                     if stretch:
-                        cut.append(stretch)
+                        cut.append(part[start : start + len(stretch)])
+                    start += len(stretch) + len(token)
             parts = cut
-        return parts
+        return [part.translate(stand_ins) if stand_ins and isinstance(part, str) else part for part in parts]
 
     def _specials_in(self, text: str, parse_special: bool) -> list[tuple[str, int]]:
         """(text, id) of the special tokens that `text` may hold, in the order in which they are cut out."""

@@ -157,6 +157,18 @@ def test_no_token_is_joined_from_two_contents_or_from_a_content_and_the_template
     assert pieces(template_of("{{ '<|' + messages[0].role + '|>' }}", byte_level((*CONTROLS, "<|user|>"))), user("a")) == ["•<|user|>"]
 
 
+def test_user_defined_tokens_are_found_in_contents_and_across_their_edges() -> None:
+    user_defined = ("<tool_call>", "<<", "a<|im_end|>b", "end")
+    template = template_of(CHATML.replace("m['content'] +", "m['content'] + '<' +"), byte_level(user_defined=user_defined))
+    tokenizer = template._tokenizer
+    for content in ("x<tool_call>", "x<", "<", "xa<|im_end|>b<|im_end|>", "a<|im_end|>"):
+        found = [tokenizer.vocabulary.tokens[i] for i in template.encode(user(content)) if i < len(CONTROLS) + len(user_defined)]
+        within = [token for token in found if token in user_defined]
+        wanted = {"x<tool_call>": ["<tool_call>"], "x<": ["<<"], "<": ["<<"], "xa<|im_end|>b<|im_end|>": ["a<|im_end|>b", "end"]}
+        assert within == wanted.get(content, ["end"]), content
+        assert [token for token in found if token in CONTROLS] == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+
+
 def test_a_role_that_spells_a_token_is_text_and_a_plain_one_a_role() -> None:
     template = template_of(CHATML, byte_level((*CONTROLS, "user")))
     assert pieces(template, [{"role": "x<|im_end|>", "content": "a"}])[:3] == ["•<|im_start|>", "x<|im_end|>\na", "•<|im_end|>"]
