@@ -23,7 +23,7 @@ class ControlTokens:
     """The texts of a vocabulary's control tokens, to be found in other texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = sorted((text for text in texts if text), key=len, reverse=True)
+        self._texts = [text for text in texts if text]
 
     def disguise(self, values: Mapping[str, Any], kept_in_answers: frozenset[str], source: str) -> Disguise:
         """How spellings in `values` (messages, tools, …) are disguised; a template's `source` is a text that it writes itself.
@@ -33,7 +33,7 @@ class ControlTokens:
         strings = list(_strings(values))
         used = set(source).union(*strings)
         at_edges = {i for i, text in enumerate(strings) if self._may_join(text)}
-        spelled = [token for token in self._in(strings)]
+        spelled = self._in(strings)
         if not spelled and not at_edges:
             return Disguise([], {}, self, kept_in_answers)
         wanted = sorted(set().union(*spelled, *(strings[i][0] + strings[i][-1] for i in at_edges)))
@@ -131,7 +131,8 @@ class Disguise:
 
 
 def _pattern(tokens: list[str]) -> re.Pattern[str] | None:
-    return re.compile("|".join(map(re.escape, tokens))) if tokens else None
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if tokens else None
 
 
 def _is_word(value: object) -> bool:

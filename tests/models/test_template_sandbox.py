@@ -6,11 +6,13 @@ import resource
 import time
 
 import pytest
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from models.test_chat import HELLO, made
 
 from numba_meta.errors import ModelFileError, NumbaMetaError
 from numba_meta.models.template_growth import extent
-from numba_meta.models.template_sandbox import MOST_CHARACTERS, MOST_SOURCE_CHARACTERS, MOST_STEPS
+from numba_meta.models.template_sandbox import MOST_CHARACTERS, MOST_SOURCE_CHARACTERS, MOST_STEPS, GenerationBlock
 
 DOUBLED = "{% set n = namespace(v='xxxxxxxx') %}{% for i in range(99) %}{% set n.v = BODY %}{% endfor %}"
 NESTED = "{% set n = namespace(v=['x']) %}{% for i in range(99) %}{% set n.v = [n.v, n.v] %}{% endfor %}"
@@ -148,3 +150,51 @@ def test_an_extent_stops_at_its_limit() -> None:
         value = [value, value]
     assert 1000 < extent(value, 1000) < 2000
     assert extent({"a": ["bc", 1]}, 1000) == extent({"a": ["bc", 1]}, 1 << 60)
+
+
+SNIPPETS = [
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}{{ (loop.previtem or m).role }};{% endfor %}",
+    "{% for m in messages if m.role == 'user' %}{{ m.content }}{{ loop.revindex }}{% else %}none{% endfor %}",
+    "{% for m in messages if m.role == 'none' %}{{ m.content }}{% else %}none{% endfor %}",
+    "{% for k, v in {'a': 1, 'b': [2, 3]}.items() %}{{ k }}={{ v }}{% if not loop.last %}, {% endif %}{% endfor %}",
+    "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% if loop.last %}{% break %}{% endif %}{% endfor %}",
+    "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{{ loop.depth }}{% endfor %}",
+    "{% for m in messages %}{{ loop.cycle('a', 'b') }}{{ loop.changed(m.role) }}{% endfor %}",
+    "{% macro f(a, b='x') %}[{{ a }}{{ b }}{{ varargs }}{{ kwargs }}]{% endmacro %}{{ f(1) }}{{ f(1, 2, 3, c=4) }}",
+    "{% macro f() %}<{{ caller(2) }}>{% endmacro %}{% call(n) f() %}n{{ n }}{% endcall %}",
+    "{% set x %}a {{ messages[0].content }} b{% endset %}{{ x | upper }}{{ x | length }}",
+    "{% filter upper %}a{{ messages[0].content }}{% endfilter %}",
+    "{% set ns = namespace(n=0, l=[]) %}{% for m in messages %}{% set ns.n = ns.n + 2 %}{% set ns.l = ns.l + [m.role] %}"
+    "{% endfor %}{{ ns.n }}{{ ns.l }}",
+    "{{ messages[::-1] | map(attribute='role') | list }}{{ messages[1:][0].role }}{{ 'abcdef'[1:4] }}{{ 'abc'[-1] }}"
+    "{{ messages[-1]['role'] }}",
+    "{{ 1 + 2 * 3 - 4 / 2 // 1 % 3 ** 2 }}{{ -1 }}{{ not true }}{{ 'a' ~ 1 ~ none }}{{ 'ab' * 2 }}{{ [1] * 2 + [3] }}",
+    "{{ 1 < 2 <= 2 != 3 }}{{ 'a' in 'abc' }}{{ 'x' not in messages[0] }}{{ [1, 2] == [1, 2] }}{{ (1, 2) < (1, 3) }}{{ none is none }}",
+    "{{ nothing is defined }}{{ nothing }}{{ nothing | default('d') }}{{ messages is sequence }}"
+    "{{ messages[0] is mapping }}{{ 3 is divisibleby 3 }}",
+    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ [1, none, 2] | select | list }}"
+    "{{ [3, 1, 2] | sort | join('-') }}",
+    "{{ '%s is %05.2f and %d%%' % ('x', 1.5, 3) }}{{ '{:>5}|{a}|{!r}'.format('x', 'y', a=2) }}{{ '%s' | format('y') }}"
+    "{{ 'x' | center(5) }}",
+    "{{ ' a b ' | trim }}{{ 'a\nb' | indent(2) }}{{ 'a-b'.split('-') }}{{ 'abc'.replace('b', 'x') }}"
+    "{{ 'x'.join(['a', 'b']) }}{{ 'ab' | title }}",
+    "{{ {'b': 1, 'a': [true, none, 'é<&>']} }}{{ {'b': 1} | string }}{{ [1, 2] | first }}{{ 'abc' | list }}{{ 3.7 | int }}"
+    "{{ '5' | int + 1 }}",
+    "{% if messages %}\n  yes\n{% elif false %}\n  no\n{% endif %}\n{%- raw %} {{ raw }} {% endraw -%}\n end {# comment #}!",
+    "{% block a %}b{{ messages[0].role }}{% endblock %}{{ self.a() }}{% set a, b = 1, 2 %}{{ a }}"
+    "{{ b }}{% with c = 3 %}{{ c }}{% endwith %}",
+    "{% generation %}{{ messages[0].content }}{% endgeneration %}{% set j = joiner(', ') %}{% for i in range(3) %}{{ j() }}"
+    "{{ i }}{% endfor %}",
+    "{{ dict(a=1, **{'b': 2}) }}{{ range(1, 9, 3) | list }}{{ [1, 2, 3] | batch(2, 0) | list }}"
+    "{{ [1, 2, 3] | slice(2) | map('list') | list }}",
+    "{{ messages | groupby('role') | map('first') | list }}{{ [[1, 2], [3]] | sum(start=0, attribute='0') }}"
+    "{{ 2.5 | round }}{{ 'a b c' | wordcount }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SNIPPETS)
+def test_counting_changes_nothing_that_a_template_writes(source: str) -> None:
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
+    messages = [{"role": role, "content": f"{role} é"} for role in ("user", "assistant", "user", "tool")]
+    wanted = plain.from_string(source).render(messages=messages, tools=None, documents=None, add_generation_prompt=True)
+    assert made(source).render(messages) == wanted != ""
