@@ -88,3 +88,15 @@ def test_a_template_that_does_not_end_is_one_line(run, model_path, monkeypatch):
     assert (outcome.status, outcome.out) == (1, "")
     (line,) = [line for line in outcome.err.splitlines() if "template" in line]
     assert line.startswith("numba-meta: endless.gguf: tokenizer.chat_template does not come to an end: it makes more than ")
+
+
+def test_launch_refuses_text_without_a_tokenizer_before_ranks_start(run, broken_path):
+    outcome = run("launch", "-n", "2", "--", "generate", str(broken_path), "Hi", *QUICK)
+    assert (outcome.status, outcome.out) == (1, "")
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("numba-meta: broken.gguf: the tokenizer cannot be built: tokenizer.ggml.pre is 'made-up', ")
+
+
+def test_a_very_long_prompt_without_a_tokenizer_names_the_file(run, broken_path):
+    outcome = run("generate", str(broken_path), "long " * 4000, *QUICK)
+    assert outcome.status == 1 and outcome.err.startswith("numba-meta: broken.gguf: the tokenizer cannot be built: ")
