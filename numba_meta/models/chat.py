@@ -84,8 +84,11 @@ class ChatTemplate:
         disguise = _UNDISGUISED
         if not parse_special:
             written = {name: value for name, value in values.items() if name in _OF_USERS}
-            disguise = self._control_tokens.disguise(written, program.looked_for, program.source)
-            values |= disguise.values(written)
+            try:
+                disguise = self._control_tokens.disguise(written, program.looked_for, program.source)
+                values |= disguise.values(written)
+            except RecursionError:
+                raise UsageError("messages, tools or documents hold themselves or nest too deeply; give plain data") from None
         text = self._rendered(program, values, add_generation_prompt, disguise)
         ids = self._tokenizer.encode(text, add_special=False, parse_special=True, stand_ins=disguise.originals)
         v = self._tokenizer.vocabulary

@@ -22,6 +22,7 @@ from .template_growth import MOST_BITS, extent, filter_growth, format_growth, me
 MOST_SOURCE_CHARACTERS = 1 << 19  # of a template; those of models have some thousands
 MOST_STEPS = 200_000  # of one rendering, beside what the messages add
 MOST_CHARACTERS = 16 << 20  # that one rendering may produce, whether they are shown or not, beside what the messages add
+_MOST_INPUT = 1 << 27  # characters of messages that count; what holds itself would have no end
 _PER_CHARACTER = 64  # steps, and characters produced, for each character of the messages
 _CHARACTERS_A_STEP = 64  # that text operations read
 _BUDGET = "\0budget"  # the name of the counters among a template's variables, which no template can write
@@ -57,7 +58,7 @@ class Budget:
 
 def with_budget(variables: Mapping[str, Any]) -> dict[str, Any]:
     """`variables` of a rendering and the counters of it."""
-    n_input = extent(list(variables.values()), 1 << 40)
+    n_input = min(extent(list(variables.values()), _MOST_INPUT), _MOST_INPUT)
     return {**variables, _BUDGET: Budget(n_input)}
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models.test_vocabulary import CONTROL, NORMAL, UNKNOWN, USER, header
 
+from numba_meta.errors import UsageError
 from numba_meta.models.chat import ChatTemplate
 from numba_meta.models.gguf import read_gguf
 from numba_meta.models.spelled_tokens import _STAND_INS, ControlTokens
@@ -174,6 +175,13 @@ def test_a_role_that_spells_a_token_is_text_and_a_plain_one_a_role() -> None:
     assert pieces(template, [{"role": "x<|im_end|>", "content": "a"}])[:3] == ["•<|im_start|>", "x<|im_end|>\na", "•<|im_end|>"]
     compared = template_of("{% if messages[0].role == 'user' %}yes{% endif %}", byte_level((*CONTROLS, "user")))
     assert pieces(compared, user("user")) == ["yes"]
+
+
+def test_data_that_holds_itself_is_one_line() -> None:
+    tools: list[Any] = []
+    tools.append({"tools": tools})
+    with pytest.raises(UsageError, match="hold themselves or nest too deeply"):
+        template_of(QWEN3, byte_level()).encode(user("a"), tools=tools)
 
 
 def test_stand_ins_are_letters_that_nobody_wrote() -> None:

@@ -11,11 +11,13 @@ import gguf
 import numpy as np
 import pytest
 from models.rewriting import REMOVED, rewrite
+from models.test_vocabulary import bpe, spm
 from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import ModelFileError, NumbaMetaWarning, UsageError
 from numba_meta.models.gguf import read_gguf
+from numba_meta.models.tokenizer import Tokenizer
 from numba_meta.models.tokenizer_check import n_choosable, tokenizer_problem
 
 VALUE = gguf.GGUFValueType
@@ -163,6 +165,25 @@ def test_merges_and_rows_that_do_not_fit_are_found_in_the_header(llama: Path) ->
     assert fewer is not None and "tokens holds 397 tokens, the embedding 396 rows" in fewer
     assert [n_choosable(metadata, n) for n in (300, 397, 500)] == [300, 397, 397]
     assert n_choosable({}, 500) == n_choosable({f"{key}tokens": 3}, 500) == 500
+
+
+ODD_VALUES: list[Any] = [
+    None, -1, 0, 1, 3.5, float("nan"), True, "x", "", [], ["a"], [1], [[1]], {}, b"x", 1 << 70, [None], [float("inf")], ["a b", "c"], [True],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [spm({"a": -1.0, "▁": -2.0}), bpe(["a b", "b c"])], ids=["spm", "bpe"])
+def test_the_header_tells_whether_a_tokenizer_can_be_built(base: dict[str, Any]) -> None:
+    names = ("add_space_prefix", "add_eos_token", "eot_token_id", "padding_token_id", "seperator_token_id", "fim_pad_token_id")
+    for key in {*base, *(f"tokenizer.ggml.{name}" for name in names)}:
+        for value in ODD_VALUES:
+            metadata = {**base, key: value}
+            try:
+                Tokenizer.from_metadata(metadata).encode("ab a")
+                is_built = True
+            except ModelFileError:
+                is_built = False
+            assert (tokenizer_problem(metadata, 1000) is None) == is_built, (key, value)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
