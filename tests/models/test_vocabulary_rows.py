@@ -168,7 +168,7 @@ def test_merges_and_rows_that_do_not_fit_are_found_in_the_header(llama: Path) ->
 
 
 ODD_VALUES: list[Any] = [
-    None, -1, 0, 1, 3.5, float("nan"), True, "x", "", [], ["a"], [1], [[1]], {}, b"x", 1 << 70, [None], [float("inf")], ["a b", "c"], [True],
+    None, -1, 0, 1, 3.5, float("nan"), True, "x", "", [], ["a"], [1], [[1]], {}, b"x", 1 << 70, [None], [float("inf")], ["a b", "c"],
 ]  # fmt: skip
 
 
