@@ -18,16 +18,20 @@ def check_arguments(arguments: Mapping[str, Any], n_ranks: int) -> None:
     check_options(LoadOptions(**arguments), n_ranks)
 
 
-def check_header(name: str, arguments: Mapping[str, Any], n_ranks: int, progress: Progress) -> None:
+def check_header(name: str, arguments: Mapping[str, Any], n_ranks: int, progress: Progress, needs_text: bool) -> None:
     """Fetches a model that is missing, and raises what its header says against a load by the first of several ranks."""
     from numba_meta.models.description import describe_model
     from numba_meta.models.gguf import read_gguf
     from numba_meta.models.load_plan import LoadOptions, plan_load
     from numba_meta.models.pull import resolve_model
+    from numba_meta.models.tokenizer_check import refuse_text, tokenizer_problem
 
     file = read_gguf(resolve_model(name, progress))
     try:
-        plan_load(describe_model(file), LoadOptions(**arguments), 0, n_ranks)
+        described = describe_model(file)
+        if needs_text:
+            refuse_text(file.path.name, tokenizer_problem(file.metadata, described.config.shape.n_vocab))
+        plan_load(described, LoadOptions(**arguments), 0, n_ranks)
     finally:
         file.close()
 
@@ -42,12 +46,14 @@ def check_prompts(name: str, arguments: Mapping[str, Any], prompts: Sequence[str
     from numba_meta.models.kv_cache import plan_cache_shape
     from numba_meta.models.pull import resolve_model
     from numba_meta.models.tokenizer import Tokenizer
+    from numba_meta.models.tokenizer_check import refuse_text, tokenizer_problem
 
     file = read_gguf(resolve_model(name, progress))
     try:
         cells = arguments["ctx_size"] or describe_model(file).config.context_length
         shape = plan_cache_shape(cells, arguments["parallel"], arguments["kv_unified"], 0, arguments["ubatch_size"])
         if longest > _MOST_BYTES_PER_TOKEN * shape.n_positions:
+            refuse_text(file.path.name, tokenizer_problem(file.metadata))
             tokenizer = Tokenizer.from_metadata(file.metadata)
             for prompt in prompts:
                 shape.check_prompt(len(tokenizer.encode(prompt)))

@@ -146,7 +146,9 @@ def bench(
         check_devices(devices)
     progress = Progress()
     with contextlib.ExitStack() as stack:
-        models = {name: stack.enter_context(open_model(model, load, 1, progress)) for name, load in configurations.items()}
+        models = {
+            name: stack.enter_context(open_model(model, load, 1, progress, needs_text=False)) for name, load in configurations.items()
+        }
         results = take_turns(models, workloads, repetitions, progress)
     progress.clear()
     click.echo(as_json(model, results) if output == "json" else as_table(results, markdown=output == "md"))

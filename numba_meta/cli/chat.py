@@ -19,9 +19,11 @@ from numba_meta.cli.options import (
     predict_option,
 )
 from numba_meta.cli.session import (
+    PARSE_SPECIAL_OPTION,
     Message,
     after_generation,
     chat_prompt,
+    check_chat_template,
     decisions,
     generation_arguments,
     generation_limit,
@@ -46,10 +48,13 @@ COMMANDS = "/reset forgets the conversation, /exit ends it"
 @click.option(
     "-sys", "--system", "--system-prompt", "system", type=TEXT, metavar="TEXT", help="What the model is told before the conversation."
 )
+@PARSE_SPECIAL_OPTION
 @gathered("generation", GenerationOptions, *GENERATION_OPTIONS)
 @gathered("load", LoadOptions, *LOAD_OPTIONS)
 @VERBOSE_OPTION
-def chat(model: str, predict: int, system: str | None, generation: GenerationOptions, load: LoadOptions, verbose: int) -> None:
+def chat(
+    model: str, predict: int, system: str | None, parse_special: bool, generation: GenerationOptions, load: LoadOptions, verbose: int
+) -> None:
     """Talk with MODEL, which must have a chat template.
 
     /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer.
@@ -70,13 +75,21 @@ def chat(model: str, predict: int, system: str | None, generation: GenerationOpt
             for line in decisions(loaded):
                 say(line)
         opening: list[Message] = [{"role": "system", "content": system}] if system else []
-        chat_prompt(loaded, [*opening, {"role": "user", "content": ""}])  # a model without a template says so before the first question
+        check_chat_template(loaded)  # a model without one says so before the first question
         say(COMMANDS)
         with traced(loaded, verbose):
-            _converse(loaded, opening, predict, arguments, progress, verbose)
+            _converse(loaded, opening, predict, parse_special, arguments, progress, verbose)
 
 
-def _converse(model: Model, opening: list[Message], predict: int, arguments: dict[str, Any], progress: Progress, verbosity: int) -> None:
+def _converse(
+    model: Model,
+    opening: list[Message],
+    predict: int,
+    parse_special: bool,
+    arguments: dict[str, Any],
+    progress: Progress,
+    verbosity: int,
+) -> None:
     messages = list(opening)
     said: set[str] = set()
     for line in typed_lines():
@@ -91,7 +104,7 @@ def _converse(model: Model, opening: list[Message], predict: int, arguments: dic
         elif text:
             question: Message = {"role": "user", "content": text}
             try:
-                answer, is_whole = _answer(model, [*messages, question], predict, arguments, progress)
+                answer, is_whole = _answer(model, [*messages, question], predict, parse_special, arguments, progress)
             except ContextFullError as error:
                 say(f"numba-meta: {error}; /reset makes room")
                 continue
@@ -109,12 +122,14 @@ def _report(model: Model, verbosity: int, said: set[str]) -> None:
             said.add(line)
 
 
-def _answer(model: Model, messages: list[Message], predict: int, arguments: dict[str, Any], progress: Progress) -> tuple[str, bool]:
+def _answer(
+    model: Model, messages: list[Message], predict: int, parse_special: bool, arguments: dict[str, Any], progress: Progress
+) -> tuple[str, bool]:
     """What the model said, and whether it was allowed to finish."""
     pieces: list[str] = []
     notes: list[str] = []
     try:
-        answer = model.generate(chat_prompt(model, messages), reuse_prefix=True, **arguments)
+        answer = model.generate(chat_prompt(model, messages, parse_special), reuse_prefix=True, **arguments)
         for piece in until_full(answer, predict, notes.append):
             progress.clear()
             pieces.append(piece)

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,6 +25,7 @@ from numba_meta.cli.options import (
 from numba_meta.cli.prompt_cache import PromptCache, check_path
 from numba_meta.cli.session import (
     CONTEXT_FULL,
+    PARSE_SPECIAL_OPTION,
     after_generation,
     chat_prompt,
     decisions,
@@ -38,6 +40,9 @@ from numba_meta.cli.session import (
 from numba_meta.cli.terminal import Progress, say
 from numba_meta.cli.text_input import read_text
 from numba_meta.errors import ContextFullError, UsageError
+
+if TYPE_CHECKING:
+    from numba_meta.models.model import Model
 
 LAUNCHER_SECONDS = 0.1  # a launcher passes two streams on: the text has to be through before the summary is
 TEXT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -54,6 +59,7 @@ TEXT_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
     help="Go on from the state in this file, if it is there, and leave the new state in it.",
 )
 @click.option("--chat", "as_chat", is_flag=True, help="Ask an instruct model: the prompt goes into its chat template.")
+@PARSE_SPECIAL_OPTION
 @gathered("generation", GenerationOptions, *GENERATION_OPTIONS)
 @gathered("load", LoadOptions, *LOAD_OPTIONS, *SEQUENCE_OPTIONS)
 @VERBOSE_OPTION
@@ -65,6 +71,7 @@ def generate(
     predict: int,
     prompt_cache: Path | None,
     as_chat: bool,
+    parse_special: bool,
     generation: GenerationOptions,
     load: LoadOptions,
     verbose: int,
@@ -99,7 +106,7 @@ def generate(
         if verbose:
             for line in decisions(loaded):
                 say(line)
-        inputs = [chat_prompt(loaded, [{"role": "user", "content": text}]) if as_chat else text for text in texts]
+        inputs = [_prompt(loaded, text, as_chat, parse_special) for text in texts]
         notes: list[str] = []
         with traced(loaded, verbose):
             if len(inputs) == 1:
@@ -130,6 +137,13 @@ def generate(
             time.sleep(LAUNCHER_SECONDS)
         for line in (*notes, *after_generation(loaded, verbose)):
             say(line)
+
+
+def _prompt(model: Model, text: str, as_chat: bool, parse_special: bool) -> str | list[int]:
+    """What `Model.generate` continues: the text, or ids where control tokens are in it."""
+    if as_chat:
+        return chat_prompt(model, [{"role": "user", "content": text}], parse_special)
+    return model.tokenize(text, parse_special=True) if parse_special else text
 
 
 def _until(text: str, stops: tuple[str, ...]) -> str:

@@ -81,6 +81,7 @@ def forecast_model(
     from numba_meta.models.load_plan import available_cores, beyond_training
     from numba_meta.models.planner import plan_transport_of_model
     from numba_meta.models.pull import resolve_model
+    from numba_meta.models.tokenizer_check import tokenizer_problem
 
     check_devices(load.devices, {"--weights-gbps": weights_gbps, "--attention-gbps": attention_gbps, "--calibrate": renew})
     options = Options(**check_load(load))
@@ -89,9 +90,12 @@ def forecast_model(
     try:
         speeds = choose_speeds(weights_gbps, attention_gbps, renew)
         described = describe_model(file)
+        problem = tokenizer_problem(file.metadata, described.config.shape.n_vocab)
         forecast = plan_transport_of_model(described, options, contexts, speeds, available_bytes(), available_cores())
     finally:
         file.close()
+    if problem:
+        say(f"numba-meta: {path.name}: {problem}; only ids can be given to this model")
     if warning := beyond_training(described.config, forecast.load.cache_shape):
         say(f"numba-meta: {warning}")
     return forecast, path.name

@@ -14,7 +14,7 @@ from numba_meta.cli.before_load import check_arguments, check_header, check_prom
 from numba_meta.cli.options import GenerationOptions, LoadOptions
 from numba_meta.cli.terminal import Progress
 from numba_meta.devices.parse import format_bytes
-from numba_meta.errors import ContextFullError, UsageError, counted
+from numba_meta.errors import ContextFullError, ModelFileError, UsageError, counted
 from numba_meta.memory.placement import WHOLE_SHARE
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ HOST_CACHE_ARGUMENTS = {
 }
 _SWITCHES = {"share": True, "whole": False, "on": True, "off": False}
 TRACED_STEPS = 128
+BENCH_IDS = 256  # that a bench repeats where text cannot be tokenized
 UNTIL_FULL = -2  # of --predict; -1 is the same without a context shift
 UNLIMITED = 1 << 62  # tokens
 CONTEXT_FULL = "numba-meta: the context is full, so the text ends here; --ctx-size makes room, --context-shift forgets the oldest"
@@ -46,19 +47,22 @@ class Rehearsed(Exception):
     """The end of a command that `launch` tries before it starts ranks: what follows needs them."""
 
 
-def open_model(name: str, load: LoadOptions, n_prompts: int, progress: Progress, prompts: Sequence[str] = ()) -> Model:
+def open_model(
+    name: str, load: LoadOptions, n_prompts: int, progress: Progress, prompts: Sequence[str] = (), needs_text: bool = True
+) -> Model:
     """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many.
 
     `prompts`: texts that must fit the context; one that is far too long is refused before weights are read.
+    `needs_text`: so is a file whose tokenizer cannot be built.
     """
     arguments = check_load(load, n_prompts)
     check_prompts(name, arguments, prompts, progress)
     if is_rehearsal():
-        check_header(name, arguments, n_ranks(), progress)
+        check_header(name, arguments, n_ranks(), progress, needs_text)
         raise Rehearsed
     if (launch := current_launch()) is not None:
         arguments["ranks"] = launch
-    return numba_meta.load(name, **arguments, progress=progress)
+    return numba_meta.load(name, **arguments, needs_text=needs_text, progress=progress)
 
 
 def check_load(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
@@ -169,11 +173,24 @@ def until_full(pieces: Iterator[str], predict: int, note: Callable[[str], object
         note(CONTEXT_FULL)
 
 
-def chat_prompt(model: Model, messages: Sequence[Message]) -> list[int]:
-    """The ids of a conversation in the model's own format, ready for its next answer."""
+PARSE_SPECIAL_OPTION = click.option(
+    "--parse-special/--no-parse-special", default=False,
+    help="Whether control tokens spelled in what you write, like <|im_end|>, become such tokens.  [default: they are text]",
+)  # fmt: skip
+
+
+def check_chat_template(model: Model) -> None:
+    """Raises `UsageError` for a model that cannot chat."""
     if model.chat_template is None:
         raise UsageError("this model has no chat template (a base model continues text): use `generate` without --chat")
-    return model.chat_template.encode(messages)
+
+
+def chat_prompt(model: Model, messages: Sequence[Message], parse_special: bool = False) -> list[int]:
+    """The ids of a conversation in the model's own format, ready for its next answer. `parse_special`: of what the messages spell."""
+    check_chat_template(model)
+    template = model.chat_template
+    assert template is not None
+    return template.encode(messages, parse_special=parse_special)
 
 
 def summary(model: Model) -> str:
@@ -250,8 +267,11 @@ def decisions(model: Model) -> Iterator[str]:
 
 
 def bench_ids(model: Model, n: int) -> list[int]:
-    """`n` ids of ordinary text, the same ones every time."""
-    ids = model.tokenize(BENCH_TEXT, add_special=False)
+    """`n` ids of ordinary text, the same ones every time; the first of the vocabulary where there is no tokenizer."""
+    try:
+        ids = model.tokenize(BENCH_TEXT, add_special=False)
+    except ModelFileError:
+        ids = list(range(min(BENCH_IDS, model.config.shape.n_vocab)))
     return (ids * -(-n // len(ids)))[:n]
 
 

@@ -48,11 +48,14 @@ def file_path(what: str, value: object) -> Path:
 
 
 def token_ids(ids: object, what: str = "the prompt") -> list[int]:
-    """Token ids as plain integers; numpy's are welcome, text as bytes and fractions are not."""
+    """Token ids as plain integers; numpy's are welcome, text as bytes, fractions and True are not."""
     try:
         if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
             raise TypeError
-        return [operator.index(i) for i in ids]
+        found = list(ids)
+        if any(isinstance(i, (bool, np.bool_)) for i in found):
+            raise TypeError
+        return [operator.index(i) for i in found]
     except TypeError:
         raise UsageError(f"{what} is {type(ids).__name__} {str(ids)[:40]!r}; expected text or a sequence of token ids") from None
 
@@ -73,7 +76,10 @@ def sampling_options(sampling: dict[str, Any]) -> SamplingOptions:
         raise UsageError(f"unknown sampling options {wrong}; known are {', '.join(known)}") from None
 
 
-def stop_texts(stop: str | Sequence[str]) -> list[str]:
+def stop_texts(stop: str | Sequence[str] | None) -> list[str]:
+    """The texts that end a generation; None is none."""
+    if stop is None:
+        return []
     stops: list[Any] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
     wrong = [text for text in stops if not isinstance(text, str) or not text]
     if wrong:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.errors import NumbaMetaWarning
+from numba_meta.models.arguments import switch
 from numba_meta.models.builder import BatchShape
 from numba_meta.models.context import Context
 from numba_meta.models.description import ModelDescription, describe_model
@@ -18,6 +19,7 @@ from numba_meta.models.load_plan import LoadOptions, LoadPlan, beyond_training, 
 from numba_meta.models.model import Model
 from numba_meta.models.pull import resolve_model
 from numba_meta.models.ranks import RankGroup
+from numba_meta.models.tokenizer_check import refuse_text, tokenizer_problem
 from numba_meta.models.weights import load_weights, plan_weights
 from numba_meta.tensor import Role
 
@@ -49,6 +51,7 @@ def load(
     deterministic: bool = False,
     progress: Progress | None = None,
     ranks: RankLaunch | None = None,
+    needs_text: bool = False,
 ) -> Model:
     """Loads a GGUF model over devices. A known name (`smollm2`, `gemma3`) is pulled first where it is missing.
 
@@ -68,11 +71,13 @@ def load(
     device, 0: no cap, that leaves kv_pipeline_headroom (512) MiB free; kv_ring_by_share=False: every device holds whole slots.
     deterministic: no sum crosses devices: any number of devices and any batch give the same bits, at the price of more gathers.
     progress(what, done, total): told about long work.
+    needs_text: refuse a file whose tokenizer cannot be built, before weights are read; else that is a warning, since ids need none.
 
     Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError` where a device has no room. Warns
-    (`NumbaMetaWarning`) for a context longer than what the model was trained with.
+    (`NumbaMetaWarning`) for a context longer than what the model was trained with, and for a tokenizer that cannot be built.
     """
     check_call(name_or_path, progress, ranks)
+    needs_text = switch("needs_text", needs_text)
     options = LoadOptions(
         devices,
         tensor_split,
@@ -95,11 +100,12 @@ def load(
     )
     launch = ranks or _launch()
     if launch is not None and launch.size > 1:
-        return _load_over_ranks(str(name_or_path), options, progress, launch)
+        return _load_over_ranks(str(name_or_path), options, progress, launch, needs_text)
     check_options(options)
     file = read_gguf(resolve_model(str(name_or_path), progress))
     try:
         model = describe_model(file)
+        _check_tokenizer(file, model, needs_text)
         plan = plan_load(model, options)
         context = load_context(file, model, options, plan, progress)
     except BaseException:
@@ -119,13 +125,24 @@ def _launch() -> RankLaunch | None:
     return enter_ranks()
 
 
-def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None, launch: RankLaunch) -> Model:
+def _check_tokenizer(file: GGUFFile, model: ModelDescription, needs_text: bool, warns: bool = True) -> None:
+    """Raises `ModelFileError` for a tokenizer that cannot be built and that text needs; else warns of it."""
+    problem = tokenizer_problem(file.metadata, model.config.shape.n_vocab)
+    if needs_text:
+        refuse_text(file.path.name, problem)
+    if problem is not None and warns:
+        warnings.warn(f"{file.path.name}: {problem}; ids alone can be given and come back", NumbaMetaWarning, stacklevel=3)
+
+
+def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None, launch: RankLaunch, needs_text: bool) -> Model:
     """Joins the other ranks before any memory is taken, then loads this rank's pieces."""
     from numba_meta.models.load_ranks import RankLoad
 
     load = RankLoad(launch, options)
     try:
-        file, model, plan, group = load.join(lambda: read_gguf(resolve_model(name, progress)))
+        file, model, plan, group = load.join(
+            lambda: read_gguf(resolve_model(name, progress)), lambda file, model: _check_tokenizer(file, model, needs_text, not launch.rank)
+        )
         context = load_context(file, model, options, plan, progress, group)
     except BaseException:
         load.close()

@@ -35,14 +35,17 @@ class RankLoad:
         self._options = options
         self._file: GGUFFile | None = None
 
-    def join(self, open_file: Callable[[], GGUFFile]) -> tuple[GGUFFile, ModelDescription, LoadPlan, RankGroup]:
-        """The file and what is decided for this rank, once all ranks have agreed. Raises the same error on every rank."""
+    def join(
+        self, open_file: Callable[[], GGUFFile], check: Callable[[GGUFFile, ModelDescription], None] = lambda *_: None
+    ) -> tuple[GGUFFile, ModelDescription, LoadPlan, RankGroup]:
+        """The file and what is decided for this rank, once all ranks have agreed. Raises the same error on every rank, `check`'s too."""
         launch, planned = self._launch, list[tuple[GGUFFile, ModelDescription, LoadPlan]]()
 
         def prepare() -> JoinRequest:
             check_options(self._options, launch.size)
             file = self._file = open_file()
             model = describe_model(file)
+            check(file, model)
             plan = plan_load(model, self._options, launch.rank, launch.size)
             planned.append((file, model, plan))
             return self._request(file, model, plan)

@@ -20,21 +20,23 @@ class _Growing:
     sequence: int
     sampler: Sampler
     recent: list[int]
+    most: int  # tokens to generate
     generated: list[int] = field(default_factory=list)
 
 
 def generate_many(
     context: Context,
     prompts: Sequence[list[int]],
-    max_tokens: int,
+    most: Sequence[int],
     ends: frozenset[int],
     options: SamplingOptions,
     is_over: Callable[[Sequence[int]], bool] = lambda _: False,
+    n_tokens: int | None = None,
 ) -> tuple[list[list[int]], Timings]:
     """Ids per prompt, and the timings of all. A prompt waits until a sequence and enough cells are free.
 
-    `is_over(generated ids)` ends a sequence early. With a seed, prompt i samples with seed + i, so that equal prompts differ and every run
-    is the same.
+    `most`: tokens to generate at most, for each prompt. `n_tokens`: of the vocabulary, as for a `Sampler`. `is_over(generated ids)` ends a
+    sequence early. With a seed, prompt i samples with seed + i, so that equal prompts differ and every run is the same.
     """
     results: list[list[int]] = [[] for _ in prompts]
     waiting = list(range(len(prompts)))[::-1]
@@ -42,17 +44,17 @@ def generate_many(
     idle = list(range(context.shape.n_sequences))[::-1]
     n_prompt = n_generated = 0
     prompt_seconds = generation_seconds = 0.0
-    if max_tokens == 0:
+    if max(most, default=0) == 0:
         return results, Timings()
     while waiting or growing:
         begin = time.perf_counter()
-        while waiting and idle and _fits(context, growing, len(prompts[waiting[-1]]), max_tokens):
+        while waiting and idle and _fits(context, growing, len(prompts[waiting[-1]]) + most[waiting[-1]]):
             index, sequence = waiting.pop(), idle.pop()
             own = options if options.seed is None else replace(options, seed=options.seed + index)
-            one = _Growing(index, sequence, Sampler(own), list(prompts[index]))
+            one = _Growing(index, sequence, Sampler(own, n_tokens), list(prompts[index]), most[index])
             logits = _feed(context, sequence, prompts[index])
             n_prompt += len(prompts[index])
-            if _grow(one, one.sampler.sample(logits, one.recent), max_tokens, ends, is_over):
+            if _grow(one, one.sampler.sample(logits, one.recent), ends, is_over):
                 growing.append(one)
             else:
                 _finish(context, one, results, idle)
@@ -63,7 +65,7 @@ def generate_many(
             tokens = [one.sampler.sample(row, one.recent) for one, row in zip(some, rows, strict=True)]
             for one, token in zip(some, tokens, strict=True):
                 n_generated += 1
-                if not _grow(one, token, max_tokens, ends, is_over):
+                if not _grow(one, token, ends, is_over):
                     _finish(context, one, results, idle)
         growing = [one for one in growing if one.sequence >= 0]
         prompt_seconds += middle - begin
@@ -71,12 +73,12 @@ def generate_many(
     return results, Timings(n_prompt, prompt_seconds, n_generated, generation_seconds)
 
 
-def _fits(context: Context, growing: Sequence[_Growing], n_prompt: int, max_tokens: int) -> bool:
+def _fits(context: Context, growing: Sequence[_Growing], n_wanted: int) -> bool:
     """Whether a prompt and its whole answer fit beside those that are growing; alone it always may try."""
     if not growing or not context.shape.unified:
         return True
-    promised = sum(len(one.recent) + max_tokens - len(one.generated) for one in growing)
-    return promised + n_prompt + max_tokens <= context.shape.n_cells
+    promised = sum(len(one.recent) + one.most - len(one.generated) for one in growing)
+    return promised + n_wanted <= context.shape.n_cells
 
 
 def _feed(context: Context, sequence: int, ids: Sequence[int]):  # type: ignore[no-untyped-def]
@@ -88,13 +90,13 @@ def _feed(context: Context, sequence: int, ids: Sequence[int]):  # type: ignore[
     return logits
 
 
-def _grow(one: _Growing, token: int, max_tokens: int, ends: frozenset[int], is_over: Callable[[Sequence[int]], bool]) -> bool:
+def _grow(one: _Growing, token: int, ends: frozenset[int], is_over: Callable[[Sequence[int]], bool]) -> bool:
     """Appends a token; whether more are wanted."""
     if token in ends:
         return False
     one.generated.append(token)
     one.recent.append(token)
-    return len(one.generated) < max_tokens and not is_over(one.generated)
+    return len(one.generated) < one.most and not is_over(one.generated)
 
 
 def _finish(context: Context, one: _Growing, results: list[list[int]], idle: list[int]) -> None:

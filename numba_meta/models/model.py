@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from numba_meta.models.sampling import Sampler, SamplingOptions
 from numba_meta.models.step_shape import SMALL_ROWS
 from numba_meta.models.timings import Timings
 from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
+from numba_meta.models.tokenizer_check import check_tokenizer, n_choosable
+from numba_meta.models.vocabulary import Vocabulary, read_vocabulary
 
 Logits = npt.NDArray[np.float32]
 _LOGIT_ROWS = 64  # rows of a step whose logits are all wanted: bounds their memory
@@ -46,17 +49,22 @@ class Model(LoadedModel):
     def tokenizer(self) -> Tokenizer:
         """Built from the file's vocabulary at its first use."""
         self._check_open()
-        return self._tokenizer
+        if isinstance(self._built_tokenizer, ModelFileError):
+            raise self._built_tokenizer
+        return self._built_tokenizer
 
     @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_metadata(self._file.metadata)
-        if tokenizer.n_vocab > self.config.shape.n_vocab:
-            raise ModelFileError(
-                f"{self._file.path.name}: {tokenizer.n_vocab} tokens in the vocabulary, {self.config.shape.n_vocab} in the embedding; "
-                "expected no more"
-            )
-        return tokenizer
+    def _built_tokenizer(self) -> Tokenizer | ModelFileError:
+        """The tokenizer, or why there is none."""
+        try:
+            return Tokenizer(check_tokenizer(self._file.metadata, self.config.shape.n_vocab))
+        except ModelFileError as error:
+            return ModelFileError(f"{self._file.path.name}: the tokenizer cannot be built: {error}; only ids can be used")
+
+    @cached_property
+    def _n_tokens(self) -> int:
+        """Tokens of the vocabulary, as far as the embedding has rows for them. Rows beyond are in the logits and are never chosen."""
+        return n_choosable(self._file.metadata, self.config.shape.n_vocab)
 
     @property
     def chat_template(self) -> ChatTemplate | None:
@@ -66,10 +74,10 @@ class Model(LoadedModel):
 
     @cached_property
     def _chat_template(self) -> ChatTemplate | None:
-        return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer)
+        return ChatTemplate.from_metadata(self._file.metadata, self.tokenizer, self._file.path.name)
 
     def tokenize(self, text: str, add_special: bool | None = None, parse_special: bool = False) -> list[int]:
-        """Ids of a text. `add_special`: BOS and EOS as the model's file says (None), always or never."""
+        """Ids of a text. `add_special`: the begin token that the model's file asks for (None, True), or none. No end token, ever."""
         wanted = None if add_special is None else switch("add_special", add_special)
         return self.tokenizer.encode(text, wanted, switch("parse_special", parse_special))
 
@@ -82,9 +90,9 @@ class Model(LoadedModel):
     def generate(
         self,
         prompt: str | Sequence[int],
-        max_tokens: int = 128,
+        max_tokens: int | None = 128,
         *,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         ignore_eos: bool = False,
         reuse_prefix: bool = False,
         context_shift: bool = False,
@@ -93,9 +101,9 @@ class Model(LoadedModel):
     ) -> Iterator[str]:
         """Text pieces that follow a prompt (text or ids), whole characters each; ends at an end-of-generation token or a stop text.
 
-        A context that is full before that is a `ContextFullError`, after the text that fits; with `context_shift` the oldest half of what
-        is not among the first `keep` tokens is forgotten instead, as often as needed (`keep` -1: the prompt; a BOS at its beginning is
-        always kept).
+        A context that is full before `max_tokens` is a `ContextFullError`, after the text that fits; None goes on until it is full. With
+        `context_shift` the oldest half of what is not among the first `keep` tokens is forgotten instead, as often as needed (`keep` -1:
+        the prompt; a BOS at its beginning is always kept).
 
         `sampling`: temperature, top_k, top_p, min_p, repetition_penalty, repetition_last_n, seed. `reuse_prefix` keeps what the cache
         already holds of the prompt (a conversation that grows).
@@ -116,7 +124,7 @@ class Model(LoadedModel):
     def generate_ids(
         self,
         prompt: str | Sequence[int],
-        max_tokens: int = 128,
+        max_tokens: int | None = 128,
         *,
         ignore_eos: bool = False,
         reuse_prefix: bool = False,
@@ -129,28 +137,32 @@ class Model(LoadedModel):
         Raises `ContextFullError` where they do not fit.
         """
         ids = self._prompt_ids(prompt)
+        if max_tokens is None and context_shift and ignore_eos:
+            raise UsageError("max_tokens None with context_shift and ignore_eos has no end; give a number, or use generate")
         with self._lock:  # threads take turns
             return list(self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep)))
 
     def generate_many(
         self,
         prompts: Sequence[str | Sequence[int]],
-        max_tokens: int = 128,
+        max_tokens: int | None = 128,
         *,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         ignore_eos: bool = False,
         **sampling: Any,
     ) -> list[list[int]]:
         """One list of ids per prompt, decoded together as sequences of one batch; more prompts than `parallel` take turns.
 
-        A sequence ends once its text holds a stop text, whose tokens are among its ids.
+        A sequence ends once its text holds a stop text, whose tokens are among its ids. `max_tokens` None: each may fill the context, so
+        that sequences which share its cells take turns.
         """
         from numba_meta.models.many import generate_many
 
         all_ids = [self._prompt_ids(prompt) for prompt in listed_prompts(prompts)]
         options = self._sampling(sampling)
-        for ids in all_ids:
-            max_tokens = self._check_room(ids, max_tokens)
+        limit = self._checked_limit(max_tokens)
+        room = [self.context.shape.n_positions - self._check_room(ids) + 1 for ids in all_ids]
+        most = room if limit is None else [limit] * len(all_ids)
         stops, ends = stop_texts(stop), self._ends(ignore_eos)
 
         def is_over(generated: Sequence[int]) -> bool:
@@ -158,14 +170,14 @@ class Model(LoadedModel):
 
         with self._lock:
             self._reset()
-            results, self.timings = generate_many(self.context, all_ids, max_tokens, ends, options, is_over)
+            results, self.timings = generate_many(self.context, all_ids, most, ends, options, is_over, self._n_tokens)
             self._reset()
         return results
 
     def _generated(
         self,
         ids: list[int],
-        max_tokens: int,
+        max_tokens: int | None,
         ignore_eos: bool,
         reuse_prefix: bool,
         sampling: dict[str, Any],
@@ -173,28 +185,32 @@ class Model(LoadedModel):
     ) -> Iterator[int]:
         """Ids one by one. The last one is not fed back: nobody reads what would follow. `kept_on_shift` None: no shift."""
         self._check_open()
-        sampler, ends = Sampler(self._sampling(sampling)), self._ends(ignore_eos)
-        max_tokens, reuse = self._check_room(ids, max_tokens), switch("reuse_prefix", reuse_prefix)
+        sampler, ends = Sampler(self._sampling(sampling), self._n_tokens), self._ends(ignore_eos)
+        limit, reuse = self._checked_limit(max_tokens), switch("reuse_prefix", reuse_prefix)
+        self._check_room(ids)
         begin = time.perf_counter()
         recent = list(ids)
         with self._lock:
             kept = self._keep_prefix(ids) if reuse else self._reset()
             logits = self._feed(ids[kept:])
-            token, use = sampler.sample(logits, recent) if max_tokens else -1, self._uses
+            token, use = sampler.sample(logits, recent) if limit != 0 else -1, self._uses
         start = time.perf_counter()
         self.timings = Timings(len(ids) - kept, start - begin)
-        for n in range(max_tokens):
+        for n in range(limit) if limit is not None else count():
             if token in ends:
                 return
             yield token
             recent.append(token)
-            if n + 1 == max_tokens:
+            if n + 1 == limit:
                 return
             with self._lock:  # logits are a view: another thread's step would overwrite them
                 self._check_open()
                 if use != self._uses:
                     raise UsageError("another call has used the model since this generation began; finish one before the next begins")
-                if kept_on_shift is not None and not self.context.cells.room(0):
+                is_full = not self.context.cells.room(0)
+                if is_full and limit is None and kept_on_shift is None:
+                    return
+                if is_full and kept_on_shift is not None:
                     self.context.cache.shift(0, *choose_shift(self.context.cells.length(0), kept_on_shift))
                 token = sampler.sample(self._step(token), recent)
             self.timings = Timings(len(ids) - kept, start - begin, n + 1, time.perf_counter() - start)
@@ -218,7 +234,7 @@ class Model(LoadedModel):
     def logits(self, ids: Sequence[int], last: bool = False) -> Logits:
         """float32 `[len(ids), n_vocab]`, or `[n_vocab]` of the last row, from a cleared cache."""
         checked = self._prompt_ids(ids)
-        self._check_room(checked, 0)
+        self._check_room(checked)
         with self._lock:
             self._reset()
             if switch("last", last):
@@ -250,7 +266,7 @@ class Model(LoadedModel):
         with self._lock:
             for chunk in range(n_chunks):
                 part = self._prompt_ids(ids[chunk * ctx_size : (chunk + 1) * ctx_size])
-                self._check_room(part, 0)
+                self._check_room(part)
                 self._reset()
                 self._feed(part[:first] if bos is None else [bos, *part[1:first]])
                 targets = iter(part[first + 1 :])
@@ -278,21 +294,40 @@ class Model(LoadedModel):
             raise UsageError("the prompt is empty; give at least one token")
         return ids
 
-    def _check_room(self, ids: Sequence[int], max_tokens: int) -> int:
-        """`max_tokens`, checked, as is whether a prompt fits the context."""
+    def _check_room(self, ids: Sequence[int]) -> int:
+        """Tokens of a prompt. Raises `ContextFullError` for one that does not fit the context."""
         self.context.shape.check_prompt(len(ids))
-        return whole_number("max_tokens", max_tokens, 0)
+        return len(ids)
+
+    def _checked_limit(self, max_tokens: int | None) -> int | None:
+        return None if max_tokens is None else whole_number("max_tokens", max_tokens, 0)
 
     def _kept_on_shift(self, ids: Sequence[int], context_shift: bool, keep: int) -> int | None:
         """How many tokens stay when the context is full; None: it does not shift."""
         keep = whole_number("keep", keep, -1)
         if not switch("context_shift", context_shift):
             return None
-        begins = self.tokenizer.vocabulary.add_bos and ids[0] == self.tokenizer.bos_id
+        vocabulary = self._vocabulary
+        begins = vocabulary is not None and vocabulary.add_bos and ids[0] == vocabulary.bos_id
         return len(ids) if keep == -1 else max(keep, 1 if begins else 0)
 
     def _ends(self, ignore_eos: bool) -> frozenset[int]:
-        return frozenset() if switch("ignore_eos", ignore_eos) else self.tokenizer.eog_ids
+        self._check_open()
+        if switch("ignore_eos", ignore_eos):
+            return frozenset()
+        if isinstance(self._built_tokenizer, Tokenizer):
+            return self._built_tokenizer.eog_ids
+        return self._vocabulary.eog_ids if self._vocabulary else frozenset()
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary | None:
+        """What the file says about tokens, also where no tokenizer can be built; None where that cannot be read either."""
+        if isinstance(self._built_tokenizer, Tokenizer):
+            return self._built_tokenizer.vocabulary
+        try:
+            return read_vocabulary(self._file.metadata)
+        except ModelFileError:
+            return None  # a load has said that the tokenizer cannot be built, and why
 
     def _reset(self) -> int:
         self.context.cells.clear()

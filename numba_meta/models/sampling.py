@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ..errors import NumbaMetaError, ShapeError, UsageError
 
+_LEAST_PENALTY, _MOST_PENALTY = 1e-6, 1e6  # of repetition; float32 logits stay numbers between them
 _FIRST_TOP = 256  # candidates that top-p sorts at first; it takes more only where these do not hold p
 
 
@@ -31,24 +32,28 @@ class SamplingOptions:
     """How a token is chosen. The defaults are greedy. Raises UsageError, in one line, for a value outside its range."""
 
     temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # 0: all
+    top_k: int = 0  # 0, or less: all
     top_p: float = 1.0  # 1: all
     min_p: float = 0.0  # 0: all
     repetition_penalty: float = 1.0  # 1: none; above 1 discourages
     repetition_last_n: int = 64  # recent tokens that the penalty looks at; -1: all, 0: none
-    seed: int | None = None  # None: a random one
+    seed: int | None = None  # None or -1: a random one
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, lambda x: 0 <= x < math.inf, "a finite number of at least 0 (0 is greedy)")
-        _check_integer("top_k", self.top_k, 0, "an integer of at least 0 (0 keeps all)")
+        _check_integer("top_k", self.top_k, None, "an integer (0 and -1 keep all)")
         _check_number("top_p", self.top_p, lambda x: 0 <= x <= 1, "a number from 0 to 1 (1 keeps all)")
         _check_number("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number from 0 to 1 (0 keeps all)")
-        _check_number("repetition_penalty", self.repetition_penalty, lambda x: 0 < x < math.inf, "a finite number above 0 (1 is none)")
+        expected = f"a number from {_LEAST_PENALTY:g} to {_MOST_PENALTY:g} (1 is none)"
+        _check_number("repetition_penalty", self.repetition_penalty, lambda x: _LEAST_PENALTY <= x <= _MOST_PENALTY, expected)
         _check_integer("repetition_last_n", self.repetition_last_n, -1, "an integer of at least -1 (-1 is all, 0 none)")
         if self.seed is not None:
-            _check_integer("seed", self.seed, 0, "an integer from 0 to 2**64 - 1, or none for a random one")
+            expected = "an integer from 0 to 2**64 - 1, or None or -1 for a random one"
+            _check_integer("seed", self.seed, -1, expected)
             if self.seed >= 1 << 64:
-                raise UsageError(f"seed is {self.seed}, expected an integer from 0 to 2**64 - 1, or none for a random one")
+                raise UsageError(f"seed is {self.seed}, expected {expected}")
+            if self.seed == -1:
+                object.__setattr__(self, "seed", None)
 
     @property
     def greedy(self) -> bool:
@@ -65,29 +70,35 @@ def _check_number(name: str, value: Any, fits: Callable[[float], bool], expected
         raise UsageError(f"{name} is {value!r:.60}, expected {expected}")
 
 
-def _check_integer(name: str, value: Any, least: int, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+def _check_integer(name: str, value: Any, least: int | None, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or (least is not None and value < least):
         raise UsageError(f"{name} is {value!r:.60}, expected {expected}")
 
 
 class Sampler:
-    """Chooses tokens for one sequence. The same seed, logits and recent tokens give the same choices, call after call."""
+    """Chooses tokens for one sequence. The same seed, logits and recent tokens give the same choices, call after call.
 
-    def __init__(self, options: SamplingOptions) -> None:
+    `n_tokens`: tokens of the vocabulary, None: as many as there are logits. What a model computes beyond them (rows of an embedding that
+    was padded to a round size) is never chosen.
+    """
+
+    def __init__(self, options: SamplingOptions, n_tokens: int | None = None) -> None:
         self.options = options
+        self._n_tokens = n_tokens
         self.seed: int = secrets.randbits(32) if options.seed is None else int(options.seed)  # what was used, to repeat a run
         self._random = np.random.Generator(np.random.PCG64(self.seed))
 
     def sample(self, logits: NDArray[np.float32], recent_ids: Sequence[int] = ()) -> int:
-        """The next token's id. `logits`: [vocabulary]; `recent_ids`: the sequence so far, of which the penalty sees the last.
+        """The next token's id. `logits`: [rows]; `recent_ids`: the sequence so far, of which the penalty sees the last.
 
         Raises NumbaMetaError where logits are not finite at their largest (NaN, infinite, or all minus infinity).
         """
+        if self.options.penalizes:
+            logits = penalized(logits, self.options, recent_ids)  # of all rows: a prompt's ids may be any of them
+        logits = logits[: self._n_tokens]
         if self.options.greedy:
-            if self.options.penalizes:
-                logits = penalized(logits, self.options, recent_ids)
             return _largest_id(logits)
-        ids, probabilities = candidates(logits, self.options, recent_ids)
+        ids, probabilities = _filtered(logits, self.options)
         cumulative = np.cumsum(probabilities)
         drawn = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
         return int(ids[min(drawn, len(ids) - 1)])
@@ -100,8 +111,11 @@ def candidates(
 
     Probabilities sum to 1; a greedy choice leaves one candidate. Raises as `Sampler.sample`.
     """
-    if options.penalizes:
-        logits = penalized(logits, options, recent_ids)
+    return _filtered(penalized(logits, options, recent_ids) if options.penalizes else logits, options)
+
+
+def _filtered(logits: NDArray[np.float32], options: SamplingOptions) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """`candidates` of logits that are penalized already."""
     best = _largest_id(logits)
     if options.greedy:
         return np.array([best], np.int64), np.ones(1)

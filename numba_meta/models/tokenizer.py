@@ -47,12 +47,16 @@ class Tokenizer:
 
     # -- text to ids
 
-    def encode(self, text: str, add_special: bool | None = None, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, add_special: bool | None = None, parse_special: bool = False, stand_ins: Mapping[int, str] | None = None
+    ) -> list[int]:
         """The ids of `text`.
 
-        `add_special`: whether the begin (and end) tokens that the model's file asks for are added; None is True, so Gemma gets its BOS and
-        SmolLM2, whose file asks for none, gets none. `parse_special`: whether control tokens written in the text (`<|im_end|>`) become
-        those tokens; user-defined tokens always do. Raises UsageError for anything but a string of Unicode characters.
+        `add_special`: whether the begin token that the model's file asks for is added; None is True, so Gemma gets its BOS and SmolLM2,
+        whose file asks for none, gets none. No end token is ever added, whatever the file says: what follows it is another text.
+        `parse_special`: whether control tokens written in the text (`<|im_end|>`) become those tokens; user-defined tokens always do.
+        `stand_ins`: code points in `text` that stand for characters which are text, whatever they spell (`spelled_tokens`).
+        Raises UsageError for anything but a string of Unicode characters.
         """
         if not isinstance(text, str):
             raise UsageError(f"text to tokenize is of type {type(text).__name__}, expected a string")
@@ -65,35 +69,40 @@ class Tokenizer:
         add_special = True if add_special is None else add_special
         ids = [v.bos_id] if add_special and v.add_bos and v.bos_id is not None else []
         after_special = True
-        for part in self._partition(text, parse_special):
+        for part in self._partition(text, parse_special, stand_ins):
             if isinstance(part, int):
                 ids.append(part)
                 after_special = True
             else:
                 ids += self._encode_plain(" " + part if v.add_space_prefix and after_special else part)
                 after_special = False
-        if add_special and v.add_eos and v.eos_id is not None:
-            ids.append(v.eos_id)
         return ids
 
-    def _partition(self, text: str, parse_special: bool) -> list[str | int]:
-        """`text` as plain stretches and ids of special tokens: the longest special texts are cut out first, wherever they are."""
+    def _partition(self, text: str, parse_special: bool, stand_ins: Mapping[int, str] | None) -> list[str | int]:
+        """`text` as plain stretches and ids of special tokens: the longest special texts are cut out first, wherever they are.
+
+        Control tokens are looked for in the text as it is, all others in what its stand-ins stand for, character by character.
+        """
+        real_text = text.translate(stand_ins) if stand_ins else text
         parts: list[str | int] = [text] if text else []
-        for token, token_id in self._specials_in(text, parse_special):
-            if not any(isinstance(part, str) and token in part for part in parts):
+        for token, token_id in self._specials_in(real_text, parse_special):
+            hidden = stand_ins if token_id not in self.vocabulary.control_ids else None
+            if not hidden and not any(isinstance(part, str) and token in part for part in parts):
                 continue
             cut: list[str | int] = []
             for part in parts:
                 if isinstance(part, int):
                     cut.append(part)
                     continue
-                for i, stretch in enumerate(part.split(token)):
+                start = 0
+                for i, stretch in enumerate((part.translate(hidden) if hidden else part).split(token)):
                     if i:
                         cut.append(token_id)
                     if stretch:
-                        cut.append(stretch)
+                        cut.append(part[start : start + len(stretch)])
+                    start += len(stretch) + len(token)
             parts = cut
-        return parts
+        return [part.translate(stand_ins) if stand_ins and isinstance(part, str) else part for part in parts]
 
     def _specials_in(self, text: str, parse_special: bool) -> list[tuple[str, int]]:
         """(text, id) of the special tokens that `text` may hold, in the order in which they are cut out."""

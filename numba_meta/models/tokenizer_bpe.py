@@ -48,6 +48,29 @@ def token_bytes(text: str) -> bytes:
     return b"".join(bytes((BYTE_OF_CHAR[char],)) if char in BYTE_OF_CHAR else char.encode("utf-8", "replace") for char in text)
 
 
+def merge_pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The two halves of every merge, in order of rank.
+
+    Raises ModelFileError for an unknown pre-tokenizer and for merges that are malformed or not of tokens of the vocabulary.
+    """
+    if vocabulary.pre not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise ModelFileError(f"tokenizer.ggml.pre is {vocabulary.pre!r:.60}, a pre-tokenizer that is not known; known are {known}")
+    merges, id_of = vocabulary.merges or (), vocabulary.id_of
+    try:
+        # A pair's left half may begin with a space, so the separator is the first space after the first character.
+        pairs = [(merge[:cut], merge[cut + 1 :]) for merge in merges for cut in (merge.index(" ", 1),)]
+    except ValueError:
+        i, merge = next((i, merge) for i, merge in enumerate(merges) if " " not in merge[1:])
+        raise ModelFileError(f"tokenizer.ggml.merges[{i}] is {merge!r:.60}, expected two token texts with a space between them") from None
+    wrong = next((i for i, (a, b) in enumerate(pairs) if a not in id_of or b not in id_of or a + b not in id_of), None)
+    if wrong is not None:
+        missing = next(text for text in (*pairs[wrong], "".join(pairs[wrong])) if text not in id_of)
+        what = f"merges[{wrong}] is {merges[wrong]!r:.60}, and {missing!r:.60} is no token"
+        raise ModelFileError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {what}")
+    return pairs
+
+
 def build_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     """text without special tokens → ids. Bytes that the vocabulary lacks are left out, as llama.cpp does.
 
@@ -55,15 +78,7 @@ def build_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    if vocabulary.pre not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise ModelFileError(f"tokenizer.ggml.pre is {vocabulary.pre!r:.60}, a pre-tokenizer that is not known; known are {known}")
-    try:
-        # A pair's left half may begin with a space, so the separator is the first space after the first character.
-        pairs = [(merge[:cut], merge[cut + 1 :]) for merge in vocabulary.merges or () for cut in (merge.index(" ", 1),)]
-    except ValueError:
-        i, merge = next((i, merge) for i, merge in enumerate(vocabulary.merges or ()) if " " not in merge[1:])
-        raise ModelFileError(f"tokenizer.ggml.merges[{i}] is {merge!r:.60}, expected two token texts with a space between them") from None
+    pairs = merge_pairs(vocabulary)
     try:
         bpe = models.BPE(dict(vocabulary.id_of), pairs, ignore_merges=vocabulary.pre in _WHOLE_WORDS_FIRST)
     except Exception as error:  # the package raises bare Exception

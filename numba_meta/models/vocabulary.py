@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -32,7 +32,15 @@ _ENDING_TEXTS = (
     "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
 )  # fmt: skip
 _SPECIAL_KINDS = (TokenKind.CONTROL, TokenKind.UNKNOWN)
+_NO_TOKEN = (-1, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # -1, also as an unsigned number: the file says that there is none
 _DEEPSEEK_END = "<｜end▁of▁sentence｜>"
+# Names that chat templates have for tokens, and the keys of a file that say which they are ("seperator" is how the format spells it).
+_TEMPLATE_NAMES = {
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
 # Fill-in-the-middle tokens after which no text of the same file can follow: metadata key, texts that stand for it.
 _FILL_IN_ENDINGS = (
     ("fim_pad_token_id", ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")),
@@ -43,7 +51,11 @@ _FILL_IN_ENDINGS = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of one model file. `tokens[i]`, `kinds[i]` and `scores[i]` belong to id i."""
+    """The tokens of one model file. `tokens[i]`, `kinds[i]` and `scores[i]` belong to id i.
+
+    `add_eos_token` of a file is not here: an end token belongs behind a text that is finished (in training), and every text that is
+    tokenized here is one to be continued or scored.
+    """
 
     model: str  # "gpt2" (byte-level BPE by merge rank) or "llama" (SentencePiece BPE by score)
     pre: str  # name of the pre-tokenizer; "default" where the file gives none
@@ -57,9 +69,9 @@ class Vocabulary:
     eog_ids: frozenset[int]
     control_ids: frozenset[int]  # matched in text only where special tokens are parsed
     add_bos: bool
-    add_eos: bool
     add_space_prefix: bool
     id_of: Mapping[str, int]  # of equal texts the last id, as llama.cpp
+    named_ids: Mapping[str, int] = field(default_factory=dict)  # ids that only chat templates know, by their names there: pad_token, …
 
     @property
     def n_vocab(self) -> int:
@@ -97,24 +109,33 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     pre = _text(metadata, "pre", "default") or "default"
 
     bos_id, eos_id, unknown_id = (_token_id(metadata, f"{name}_token_id", n_vocab) for name in ("bos", "eos", "unknown"))
-    if sentence_piece:  # SentencePiece's own defaults
+    if sentence_piece:  # SentencePiece's own defaults, where the file is silent; -1 says that there is none
         unknown_id, bos_id, eos_id = (
-            usual if given is None and usual < n_vocab and kinds[usual] in _SPECIAL_KINDS else given
-            for given, usual in ((unknown_id, 0), (bos_id, 1), (eos_id, 2))
+            usual if _get(metadata, f"{name}_token_id") is None and usual < n_vocab and kinds[usual] in _SPECIAL_KINDS else given
+            for name, given, usual in (("unknown", unknown_id, 0), ("bos", bos_id, 1), ("eos", eos_id, 2))
         )
     eog_ids, named_ids = _end_of_generation(metadata, id_of, n_vocab, eos_id)
     control_ids = frozenset(i for i, kind in enumerate(kinds) if kind in _SPECIAL_KINDS) | named_ids
 
     add_bos = _flag(metadata, "add_bos_token", sentence_piece or pre in ("llama3", "llama-v3", "llama-bpe"))
-    add_eos = _flag(metadata, "add_eos_token", False)
-    for name, wanted, token_id in (("bos", add_bos, bos_id), ("eos", add_eos, eos_id)):
-        if wanted and token_id is None and _get(metadata, f"add_{name}_token") is not None:
-            raise ModelFileError(f"tokenizer.ggml.add_{name}_token is set but tokenizer.ggml.{name}_token_id is missing")
+    if add_bos and bos_id is None and _get(metadata, "add_bos_token") is not None and _get(metadata, "bos_token_id") is None:
+        raise ModelFileError("tokenizer.ggml.add_bos_token is set but tokenizer.ggml.bos_token_id is missing")
     return Vocabulary(
         model=model, pre=pre, tokens=tokens, kinds=kinds, scores=scores, merges=merges, bos_id=bos_id, eos_id=eos_id, unknown_id=unknown_id,
-        eog_ids=eog_ids, control_ids=control_ids, add_bos=add_bos, add_eos=add_eos,
+        eog_ids=eog_ids, control_ids=control_ids, add_bos=add_bos,
         add_space_prefix=_flag(metadata, "add_space_prefix", sentence_piece), id_of=id_of,
+        named_ids=_named_ids(metadata, n_vocab),
     )  # fmt: skip
+
+
+def _named_ids(metadata: Mapping[str, Any], n_vocab: int) -> dict[str, int]:
+    """Ids that tokenizing does not need; one outside the vocabulary is none."""
+    found = {}
+    for name, key in _TEMPLATE_NAMES.items():
+        value = _get(metadata, key)
+        if hasattr(value, "__index__") and not isinstance(value, bool) and 0 <= int(value) < n_vocab:
+            found[name] = int(value)
+    return found
 
 
 def _end_of_generation(
@@ -160,12 +181,15 @@ def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, n_vocab: int) -> int | None:
+    """The id under a key; None where the file has none, or says so with -1."""
     value = _get(metadata, name)
     if value is None:
         return None
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ModelFileError(f"tokenizer.ggml.{name} is {value!r:.60}, expected an integer")
     token_id = int(value)
+    if token_id in _NO_TOKEN:
+        return None
     if not 0 <= token_id < n_vocab:
         raise ModelFileError(f"tokenizer.ggml.{name} is {token_id}, outside the vocabulary of {n_vocab} tokens")
     return token_id

@@ -13,7 +13,12 @@ ON_THE_DEVICE = {"path": "device", "reason": "nothing in the host", "ring_bytes"
 class FakeTemplate:
     """A chat template that spells every message as `role:content;`."""
 
-    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def __init__(self) -> None:
+        self.parsed_special: list[bool] = []
+
+    def encode(self, messages: Sequence[dict[str, str]], parse_special: bool = False) -> list[int]:
+        assert all(message["content"] for message in messages), "templates may refuse a message without words"
+        self.parsed_special.append(parse_special)
         return [ord(c) for message in messages for c in f"{message['role']}:{message['content']};"]
 
 

@@ -161,9 +161,10 @@ def test_logits_that_are_not_finite_are_one_clear_line(temperature: float, value
     "wrong",
     [
         dict(temperature=-0.1), dict(temperature=math.nan), dict(temperature=math.inf), dict(temperature="hot"), dict(temperature=True),
-        dict(top_k=-1), dict(top_k=1.5), dict(top_p=1.01), dict(top_p=-0.1), dict(min_p=2), dict(min_p=None),
-        dict(repetition_penalty=0), dict(repetition_penalty=math.inf), dict(repetition_last_n=-2),
-        dict(seed=-1), dict(seed=1 << 64), dict(seed=1.0),
+        dict(top_k=True), dict(top_k=None), dict(top_k=1.5), dict(top_p=1.01), dict(top_p=-0.1), dict(min_p=2), dict(min_p=None),
+        dict(repetition_penalty=0), dict(repetition_penalty=1e-320), dict(repetition_penalty=1e300),
+        dict(repetition_penalty=math.inf), dict(repetition_last_n=-2),
+        dict(seed=-2), dict(seed=1 << 64), dict(seed=1.0),
     ],
 )  # fmt: skip
 def test_options_outside_their_range_are_one_clear_line(wrong: dict[str, Any]) -> None:
@@ -171,6 +172,38 @@ def test_options_outside_their_range_are_one_clear_line(wrong: dict[str, Any]) -
     with pytest.raises(UsageError) as caught:
         SamplingOptions(**wrong)
     assert str(caught.value).startswith(f"{name} is {value!r}, expected ") and "\n" not in str(caught.value)
+
+
+def test_minus_one_is_all_and_a_random_seed() -> None:
+    logits = np.random.default_rng(4).normal(0, 1, 50).astype(np.float32)
+    all_of_them, _ = candidates(logits, SamplingOptions(temperature=1.0, top_k=0))
+    assert candidates(logits, SamplingOptions(temperature=1.0, top_k=-1))[0].tolist() == all_of_them.tolist() == list(range(50))
+    assert SamplingOptions(seed=-1) == SamplingOptions(seed=None) == SamplingOptions()
+    assert Sampler(SamplingOptions(seed=-1)).seed != Sampler(SamplingOptions(seed=np.int64(-1))).seed
+
+
+@pytest.mark.parametrize("penalty", [1e-6, 0.5, 1e6])
+def test_penalties_within_their_range_raise_no_warning(penalty: float) -> None:
+    logits = np.array([3e4, -3e4, 1e-30, 0.0, 2.0], np.float32)
+    for temperature in (0.0, 1.0):
+        assert 0 <= Sampler(SamplingOptions(temperature=temperature, repetition_penalty=penalty, seed=1)).sample(logits, [0, 1, 2, 3]) < 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(temperature=1.0), dict(temperature=1.0, top_k=9), dict(temperature=2.0, top_p=0.99), dict(temperature=1.0, min_p=0.001)],
+)
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_rows_beyond_the_vocabulary_are_never_chosen(options: dict[str, Any], penalty: float) -> None:
+    logits = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
+    logits[[30, 35, 39]] = 50.0
+    recent = [1, 2, 35, 39]  # a prompt of ids may hold them
+    limited = Sampler(SamplingOptions(seed=1, repetition_penalty=penalty, **options), 30)
+    without = Sampler(SamplingOptions(seed=1, repetition_penalty=penalty, **options))
+    for _ in range(50):
+        assert limited.sample(logits, recent) == without.sample(logits[:30], [1, 2]) < 30
+    logits[33] = math.nan
+    assert limited.sample(logits, recent) < 30, "what they hold does not matter"
 
 
 def test_greedy_only_looks_for_the_largest() -> None:

@@ -75,11 +75,26 @@ def test_sentencepiece_puts_a_space_before_text_and_takes_it_off() -> None:
     assert tokenizer.decode(tokenizer.encode(" hi")) == " hi"
 
 
-def test_begin_and_end_tokens_follow_the_file_and_the_caller() -> None:
+def test_the_begin_token_follows_the_file_and_the_caller_and_no_end_token_is_added() -> None:
     tokenizer = Tokenizer.from_metadata(spm({"x": 0.0}, add_eos_token=True))
     x = tokenizer.vocabulary.id_of["x"]
-    assert tokenizer.encode("x") == tokenizer.encode("x", add_special=True) == [1, x, 2]
+    assert tokenizer.encode("x") == tokenizer.encode("x", add_special=True) == [1, x]
     assert tokenizer.encode("x", add_special=False) == [x]
+    assert Tokenizer.from_metadata(bpe([], add_eos_token=True)).encode("x") == Tokenizer.from_metadata(bpe([])).encode("x")
+    assert Tokenizer.from_metadata(spm({"x": 0.0}, add_eos_token=True, eos_token_id=-1)).encode("x") == [1, x]
+
+
+@pytest.mark.parametrize("none", [-1, 0xFFFFFFFF, np.uint32(0xFFFFFFFF), np.int32(-1), (1 << 64) - 1])
+def test_a_special_id_of_minus_one_is_none(none: Any) -> None:
+    names = ("bos", "eos", "unknown", "eot", "eom", "fim_pad", "fim_rep", "fim_sep", "padding", "mask", "cls", "seperator")
+    keys = {f"{name}_token_id": none for name in names}
+    vocabulary = read_vocabulary(spm({"x": 0.0}, **keys, add_bos_token=True))
+    assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.unknown_id) == (None, None, None), "not SentencePiece's usual ones either"
+    assert vocabulary.eog_ids == {2}, "</s> by its text"
+    assert Tokenizer(vocabulary).encode("x") == [vocabulary.id_of["x"]]
+    assert read_vocabulary(bpe([], ("<|endoftext|>",), **keys)).eog_ids == {0}
+    named = bpe([], ("<|a|>", "<|b|>"), bos_token_id=none, eos_token_id=1)
+    assert (read_vocabulary(named).bos_id, read_vocabulary(named).eos_id) == (None, 1)
 
 
 def test_a_character_without_bytes_becomes_unknown_or_an_error() -> None:
@@ -186,7 +201,7 @@ def test_arrays_may_be_numpy_and_kinds_may_be_missing() -> None:
         (dict(scores=[0.0]), "scores holds 1 entries"),
         (dict(scores=[float("nan")] * 260), "not finite"),
         (dict(bos_token_id=260), "bos_token_id is 260, outside the vocabulary of 260 tokens"),
-        (dict(eos_token_id=-1), "eos_token_id is -1"),
+        (dict(eos_token_id=-2), "eos_token_id is -2"),
         (dict(eot_token_id="2"), "expected an integer"),
         (dict(add_bos_token="yes"), "expected true or false"),
         (dict(pre=4), "expected a string"),
