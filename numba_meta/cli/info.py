@@ -80,12 +80,14 @@ def why_not_loaded(file: GGUFFile) -> list[str]:
     """What a load of this file would be refused for; nothing is read but the header."""
     from numba_meta.errors import ModelFileError
     from numba_meta.models.description import describe_model
+    from numba_meta.models.tokenizer_check import tokenizer_problem
 
     try:
-        describe_model(file)
+        described = describe_model(file)
     except ModelFileError as error:
         return [str(error)]
-    return []
+    problem = tokenizer_problem(file.metadata, described.config.shape.n_vocab)
+    return [f"{file.path.name}: with prompts of text, which need a tokenizer (ids need none): {problem}"] if problem else []
 
 
 def overview(file: GGUFFile) -> Iterator[str]:

@@ -101,6 +101,14 @@ def test_texts_that_are_no_utf8_are_shown_escaped(run, model_path, tmp_path):
     assert facts_of(outcome)["vocabulary"] == "397"
 
 
+def test_a_tokenizer_that_cannot_be_built(run, model_path, tmp_path):
+    path = rewrite(model_path, tmp_path / "odd.gguf", {"tokenizer.ggml.pre": ("odd9", VALUE.STRING)})
+    outcome = run("info", str(path))
+    assert outcome.status == 0 and facts_of(outcome)["vocabulary"] == "397"
+    assert facts_of(outcome)["does not load"].startswith("odd.gguf: with prompts of text, which need a tokenizer (ids need none)")
+    assert "'odd9'" in facts_of(outcome)["does not load"]
+
+
 def test_a_cut_file_shows_what_is_left(run, model_path, tmp_path):
     data, path = model_path.read_bytes(), tmp_path / "cut.gguf"
     path.write_bytes(data[:-5000])
