@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from numba_meta.devices.account import Account
 from numba_meta.devices.cpu_stream import CpuEvent, CpuProgram, CpuStep, CpuStream
 from numba_meta.devices.host_memory import available_bytes
 from numba_meta.devices.parse import DeviceSpec, format_bytes
@@ -29,12 +30,19 @@ _CHECKED_BYTES = 64 << 20  # from this size on, the machine is asked first: it p
 
 @dataclass(eq=False)
 class CpuBuffer:
-    """Memory of one CPU device: `data` uint8 `[n_bytes]`, its first byte at `address`, aligned to ALIGNMENT (also of no bytes)."""
+    """Memory of one CPU device: `data` uint8 `[n_bytes]`, its first byte at `address`, aligned to ALIGNMENT (also of no bytes).
 
-    device: CpuDevice
+    It goes when nobody holds it any more, or with `free`; its device only counts it.
+    """
+
     data: np.ndarray
     label: str
     address: int
+    account: Account
+    _give_back: Callable[[], object] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._give_back = self.account.take(self, self.n_bytes)
 
     @property
     def n_bytes(self) -> int:
@@ -51,7 +59,8 @@ class CpuBuffer:
 
     def free(self) -> None:
         """Gives the memory back; neither the buffer nor what was recorded on it must be used afterwards. Twice is once."""
-        self.device._forget(self)
+        self._give_back()
+        self.account.buffers.discard(self)
         self.data = np.empty(0, np.uint8)
         self.address = 0
 
@@ -69,9 +78,8 @@ class CpuDevice:
         self.name = name
         self.n_threads = n_threads
         self.memory_limit = spec.memory_limit
-        self.allocated_bytes = 0
-        self.peak_bytes = 0
-        self._buffers: set[CpuBuffer] = set()
+        self._account = Account()
+        self._buffers = self._account.buffers
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
         self._closed = False
 
@@ -100,11 +108,18 @@ class CpuDevice:
                 "use a smaller context or batch"
             ) from None
         start = -raw.ctypes.data % ALIGNMENT
-        buffer = CpuBuffer(self, raw[start : start + n_bytes], label, raw.ctypes.data + start)  # numpy gives an empty view no address
-        self._buffers.add(buffer)
-        self.allocated_bytes += n_bytes
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-        return buffer
+        address = raw.ctypes.data + start  # numpy gives an empty view none
+        return CpuBuffer(raw[start : start + n_bytes], label, address, self._account)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes in use."""
+        return self._account.n_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were in use at once."""
+        return self._account.peak_bytes
 
     @property
     def level(self) -> str:
@@ -118,15 +133,7 @@ class CpuDevice:
 
     def bytes_by_label(self) -> dict[str, int]:
         """Bytes in use by what they are for (`weights`, `the KV cache` ...), largest first."""
-        sums: dict[str, int] = {}
-        for buffer in self._buffers:
-            sums[buffer.label] = sums.get(buffer.label, 0) + buffer.n_bytes
-        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
-
-    def _forget(self, buffer: CpuBuffer) -> None:
-        if buffer in self._buffers:
-            self._buffers.remove(buffer)
-            self.allocated_bytes -= buffer.n_bytes
+        return self._account.by_label()
 
     # ---- streams -----------------------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ ordered by events (`cpu_record.py`). Nothing of Python runs in the threads betwe
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import weakref
@@ -30,6 +31,11 @@ def aligned_words(n_words: int) -> np.ndarray:
     return raw[start : start + n_words]
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 class _Team:
     """The control block and the threads of a stream. Apart from `CpuStream`, so that a stream that nobody closed can still end them."""
 
@@ -50,7 +56,7 @@ class _Team:
         self._threads.clear()
         self.control[:] = 0
         self.control[program.N_THREADS] = self.n_threads
-        libc = ctypes.CDLL(None)
+        libc = _libc()
         for init, word in ((libc.pthread_mutex_init, program.MUTEX), (libc.pthread_cond_init, program.CONDITION)):
             init(ctypes.c_void_p(self.control[word:].ctypes.data), None)
 

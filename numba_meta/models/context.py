@@ -6,6 +6,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from numba_meta.devices.cpu_stream import StreamTimes
@@ -95,7 +96,8 @@ class Context:
             told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
             warnings.warn(told, NumbaMetaWarning, stacklevel=2)
         self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned, self._devices)
-        self._recorder = Recorder(device, self.transport, self._persistent_address, exact, group.ranks if group else None)
+        persistent = partial(_persistent_address, self.weight_plan, self._weights, self._memory)  # not a method: it would hold the context
+        self._recorder = Recorder(device, self.transport, persistent, exact, group.ranks if group else None)
         self.cache = CacheOperations(self.cells, self._memory, find_cache_layers(graph), self._layouts.values())
 
     @property
@@ -337,12 +339,6 @@ class Context:
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 
-    def _persistent_address(self, device: int, tensor: Tensor) -> int:
-        offsets = self.weight_plan.offsets.get(tensor.name)
-        if offsets is not None:
-            return self._weights.addresses[device] + offsets[device]
-        return self._memory.address(device, tensor.name)
-
     def workspace_bytes(self, device: int) -> dict[str, int]:
         """Bytes of the workspaces that exist so far, by kind of step."""
         return self._recorder.workspace_bytes(device)
@@ -359,3 +355,11 @@ class Context:
             recording.release()
         self._recordings.clear()
         self.device.close()
+
+
+def _persistent_address(plan: WeightPlan, weights: MetaBuffer, cache: CacheMemory, device: int, tensor: Tensor) -> int:
+    """Where a device finds a weight, or a tensor of the cache."""
+    offsets = plan.offsets.get(tensor.name)
+    if offsets is not None:
+        return weights.addresses[device] + offsets[device]
+    return cache.address(device, tensor.name)

@@ -62,10 +62,9 @@ def identify_model(file: GGUFFile, n_layer: int, n_vocab: int) -> ModelIdentity:
         if key.startswith(f"{file.architecture}.") and not isinstance(value, list):
             digest.update(f"{key}={value!r}\n".encode())
     for name, tensor in sorted(file.tensors.items()):
-        raw = file.raw(name).reshape(-1)
         digest.update(f"{name} {tensor.dtype.name} {list(tensor.shape)}\n".encode())
-        for start in (0, raw.size // 2):
-            digest.update(raw[start : start + 64].tobytes())
+        for start in (0, tensor.n_bytes // 2):
+            digest.update(file.sample(name, start, 64))
     return ModelIdentity(file.architecture, n_layer, n_vocab, digest.hexdigest())
 
 

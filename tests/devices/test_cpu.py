@@ -55,9 +55,12 @@ def test_a_limit_names_device_need_and_free() -> None:
         "use a smaller context or batch, another split, or more devices"
     )
     assert one.allocated_bytes == one.peak_bytes == 600 and one.free_bytes == 400
-    one.allocate(400, "the KV cache")
+    cache = one.allocate(400, "the KV cache")
     held.free()
-    one.allocate(600, "again")
+    again = one.allocate(600, "again")
+    assert one.free_bytes == 0
+    del cache, again
+    assert one.free_bytes == 1000, "nobody holds them any more"
 
 
 def test_more_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +93,12 @@ def test_close_ends_threads_and_gives_memory_back() -> None:
     before = threading.enumerate()
     with device(n_threads=2) as one:
         streams = [one.stream(caller_joins=True), one.stream("transfer", n_threads=1)]
-        one.allocate(100, "weights")
+        held = one.allocate(100, "weights")
         CpuStep(streams, [CpuRecorder(stream).program() for stream in streams]).run()
         assert sorted(thread.name for thread in threading.enumerate() if thread not in before) == ["cpu:0 compute-1", "cpu:0 transfer-0"]
     assert threading.enumerate() == before
     one.close()
-    assert one.allocated_bytes == 0 and one.peak_bytes == 100
+    assert one.allocated_bytes == held.n_bytes == 0 and one.peak_bytes == 100
     assert all(stream.closed for stream in streams)
     with pytest.raises(DeviceError, match="cpu:0: weights cannot have 1 bytes; the device was closed"):
         one.allocate(1, "weights")
