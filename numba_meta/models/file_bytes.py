@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import weakref
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from numba_meta.devices.account import at_end
 from numba_meta.errors import ModelFileError
+from numba_meta.interrupts import held_back
 from numba_meta.models.gguf_header import shown_path
 
 
@@ -20,12 +21,13 @@ class FileBytes:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe ends in a message, not in a wait
+            with held_back():
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe ends in a message, not in a wait
+                self._close = weakref.finalize(self, os.close, self._descriptor)
         except OSError as error:
             raise ModelFileError(f"{shown_path(path)}: cannot be opened: {error.strerror or error}; expected a GGUF model file") from None
         except ValueError as error:  # a null byte in the path
             raise ModelFileError(f"{shown_path(path)}: not a file name: {error}") from None
-        self._close = at_end(self, os.close, self._descriptor)
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ModelFileError(f"{shown_path(path)}: not a regular file; expected a GGUF model file")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.errors import NumbaMetaWarning
+from numba_meta.interrupts import held_back
 from numba_meta.kernels.code_cache import tidy_after_compiling
 from numba_meta.models.arguments import switch
 from numba_meta.models.builder import BatchShape
@@ -171,6 +172,13 @@ def load_context(
     group: RankGroup | None = None,
 ) -> Context:
     """Carries a planned load out: weights on their devices, an empty cache."""
+    with held_back():  # what is opened and taken here is either the context's or given back
+        return _load_context(file, model, options, plan, progress, group)
+
+
+def _load_context(
+    file: GGUFFile, model: ModelDescription, options: LoadOptions, plan: LoadPlan, progress: Progress | None, group: RankGroup | None
+) -> Context:
     smallest = model.graph(BatchShape(1, 1, 1, 1, 1, 1 if model.config.window else 0, *plan.cache_types))
     weight_leaves = [leaf for leaf in smallest.leaves if leaf.role is Role.WEIGHT]
     device = MetaDevice.open(plan.specs, plan.n_threads)
@@ -178,7 +186,7 @@ def load_context(
     weight_plan = plan_weights(weight_leaves, plan.cuts.weights, len(device), own, device.kind, device.alignment)
 
     if (warning := beyond_training(model.config, plan.cache_shape)) and (group is None or group.ranks.rank == 0):
-        warnings.warn(warning, NumbaMetaWarning, stacklevel=3)
+        warnings.warn(warning, NumbaMetaWarning, stacklevel=4)
 
     def report(done: int, total: int) -> None:
         if progress:

@@ -9,6 +9,7 @@ import numpy as np
 
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import F32
+from numba_meta.interrupts import let_through
 from numba_meta.kernels import KernelSet, kernel_set
 from numba_meta.memory.placement import round_up
 from numba_meta.models.gguf import GGUFFile, TensorInfo
@@ -80,6 +81,7 @@ def load_weights(
             state, number = plan.states[leaf.name], plan.devices[j]
             with piece.edit(plan.offsets[leaf.name][j], weight_bytes(leaf, state, number, kernels), keep=False) as out:
                 _load_piece(file, leaf, state, number, out, kernels, room)
+        let_through()
         done += file.tensor(leaf.name).n_bytes
         if progress:
             progress(done, total)
