@@ -19,7 +19,8 @@ from numba_meta.devices.account import Account
 from numba_meta.devices.cpu_stream import CpuEvent, CpuProgram, CpuStep, CpuStream
 from numba_meta.devices.host_memory import available_bytes
 from numba_meta.devices.parse import DeviceSpec, format_bytes
-from numba_meta.errors import DeviceError, OutOfMemoryError
+from numba_meta.devices.shortage import out_of_memory
+from numba_meta.errors import DeviceError
 from numba_meta.kernels.cpu.isa import detect
 
 __all__ = ["ALIGNMENT", "CpuBuffer", "CpuDevice", "CpuEvent", "CpuProgram", "CpuStep", "CpuStream"]
@@ -78,6 +79,7 @@ class CpuDevice:
         self.name = name
         self.n_threads = n_threads
         self.memory_limit = spec.memory_limit
+        self.is_one_of_several = False
         self._account = Account()
         self._buffers = self._account.buffers
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
@@ -96,17 +98,11 @@ class CpuDevice:
         free = self.free_bytes if self.memory_limit is not None or n_bytes >= _CHECKED_BYTES else None
         if free is not None and n_bytes > free:
             have = f"{free} bytes of memory" if self.memory_limit is None else f"{free} of {self.memory_limit}"
-            raise OutOfMemoryError(
-                f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), {have} are free; "
-                "use a smaller context or batch, another split, or more devices"
-            )
+            raise out_of_memory(self.name, label, n_bytes, f"{have} are free", self.is_one_of_several)
         try:
             raw = _small_pages(n_bytes + ALIGNMENT) if sparse else np.zeros(n_bytes + ALIGNMENT, np.uint8)
         except (MemoryError, ValueError, OSError, OverflowError):
-            raise OutOfMemoryError(
-                f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), more than this machine gives; "
-                "use a smaller context or batch"
-            ) from None
+            raise out_of_memory(self.name, label, n_bytes, "more than this machine gives", False) from None
         start = -raw.ctypes.data % ALIGNMENT
         address = raw.ctypes.data + start  # numpy gives an empty view none
         return CpuBuffer(raw[start : start + n_bytes], label, address, self._account)

@@ -14,6 +14,7 @@ import numpy as np
 from numba_meta.devices.account import Account, at_end
 from numba_meta.devices.cuda_driver import GpuContext, PinnedMemory, open_gpu
 from numba_meta.devices.parse import DeviceSpec, format_bytes
+from numba_meta.devices.shortage import out_of_memory
 from numba_meta.errors import DeviceError, OutOfMemoryError
 from numba_meta.kernels.cuda.kernel import OLDEST, CudaKernel, Gpu
 from numba_meta.kernels.cuda.variants import VariantKernel
@@ -73,6 +74,7 @@ class CudaDevice:
             raise DeviceError(f"{name}: {facts.name} has compute capability {have}; expected {need} or newer")
         self.launch_facts = Gpu(facts.capability, facts.n_multiprocessors, facts.max_shared_bytes)
         self.memory_limit = spec.memory_limit
+        self.is_one_of_several = False
         self._account = Account()
         self._buffers = self._account.buffers
         self._streams: list[int] = []
@@ -96,10 +98,7 @@ class CudaDevice:
                 free = min(free, self.free_bytes)
         if not address:
             have = f"{free} bytes of memory" if self.memory_limit is None else f"{free} of {self.memory_limit}"
-            raise OutOfMemoryError(
-                f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), {have} are free; "
-                "use a smaller context or batch, another split, or more devices"
-            )
+            raise out_of_memory(self.name, label, n_bytes, f"{have} are free", self.is_one_of_several)
         buffer = CudaBuffer(self.gpu, n_bytes, label, address, self._account)
         self.gpu.fill_zero(address, n_bytes)
         return buffer

@@ -39,6 +39,7 @@ class SimpleDevice(Protocol):
     n_threads: int
     alignment: int
     memory_limit: int | None
+    is_one_of_several: bool  # of a model: what is too much for it may lie elsewhere
 
     @property
     def allocated_bytes(self) -> int:

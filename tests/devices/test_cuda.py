@@ -88,7 +88,7 @@ def test_an_error_names_the_gpu_and_the_call(call: str, driver: FakeDriver) -> N
 def test_memory_that_the_driver_does_not_give(driver: FakeDriver) -> None:
     """Free as it says, but in pieces: the error is the device's own."""
     driver.fails["cuMemAlloc"] = OUT_OF_MEMORY
-    with open_devices("cuda:0") as device, pytest.raises(OutOfMemoryError, match="cuda:0: weights needs 1000 bytes"):
+    with open_devices("cuda:0") as device, pytest.raises(OutOfMemoryError, match="cuda:0: weights need 1000 bytes"):
         device.allocate([1000], "weights")
 
 

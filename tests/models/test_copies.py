@@ -16,8 +16,8 @@ import pytest
 
 import numba_meta as nm
 from numba_meta import errors
+from numba_meta.models.description import describe_model
 from numba_meta.models.gguf import read_gguf
-from numba_meta.models.load import tensor_facts
 from numba_meta.models.load_plan import LoadOptions
 from numba_meta.models.model import Model
 from numba_meta.models.planner import plan_transport_of_model
@@ -44,7 +44,7 @@ def facts(model: Model, paths: dict[str, Path]) -> dict[str, Any]:
     with model.record_timeline() as timelines:
         model.generate_ids([5, 6, 7], 4, ignore_eos=True)
     with read_gguf(paths["llama"]) as file:
-        forecast = plan_transport_of_model(model.config, tensor_facts(file), LoadOptions(kv="host"), (10, 100))
+        forecast = plan_transport_of_model(describe_model(file), LoadOptions(kv="host"), (10, 100))
         tensor = next(iter(file.tensors.values()))
     plan = model._load_plan
     return {
