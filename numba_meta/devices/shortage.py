@@ -1,4 +1,4 @@
-"""What is said of a device without room: what needs how much, what there is, and what helps where this is the only device, or one of several."""
+"""What is said of a device without room: what needs how much, what there is, and what helps, on one device or on several."""
 
 from __future__ import annotations
 

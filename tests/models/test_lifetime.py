@@ -6,14 +6,13 @@ import gc
 import os
 import subprocess
 import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from models.interrupting import n_left, n_threads
 from models.step_driver import StepDriver
 from synthetic import write_model
 
@@ -23,7 +22,6 @@ from numba_meta.models import load as loading
 from numba_meta.models import weights
 from numba_meta.models.model import Model
 
-OTHERS = len(os.listdir("/proc/self/task")) - threading.active_count() if os.path.isdir("/proc/self/task") else 0  # of libraries
 OPTIONS: dict[str, Any] = {"ctx_size": 256, "ubatch_size": 32}
 PLACES: dict[str, dict[str, Any]] = {
     "one": {},
@@ -40,16 +38,6 @@ def no_collections() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-
-
-def n_threads() -> int:
-    """Threads of this process; one that was joined may take a moment to leave the system's list."""
-    if not os.path.isdir("/proc/self/task"):
-        return threading.active_count()
-    deadline = time.monotonic() + 10
-    while (n := len(os.listdir("/proc/self/task"))) > threading.active_count() + OTHERS and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return n
 
 
 def n_files(path: Path) -> int:
@@ -84,7 +72,7 @@ def test_a_dropped_model_is_gone_at_once(architecture: str, place: str, paths: d
     assert n_files(paths[architecture]) == 1 and (n_threads() > before or place in ("one", "ordered"))
     del model
     assert [ref() for ref in held if ref() is not None] == []
-    assert n_threads() == before and n_files(paths[architecture]) == 0
+    assert n_left(before) == 0 and n_files(paths[architecture]) == 0
     assert gc.collect() == 0, "nothing lay in circles"
 
 
@@ -150,7 +138,7 @@ def test_a_failed_load_leaves_nothing(place: str, paths: dict[str, Path], monkey
         nm.load(paths["llama"], **OPTIONS, **PLACES[place])
     assert caught.value.__traceback__ is not None
     assert len(held) == 9 and not any(ref() for ref in held)
-    assert n_threads() == before
+    assert n_left(before) == 0
 
     def fail_at_last(*arguments: Any) -> Any:
         held.append(weakref.ref(arguments[-1]))
@@ -160,7 +148,7 @@ def test_a_failed_load_leaves_nothing(place: str, paths: dict[str, Path], monkey
     monkeypatch.setattr(loading.Context, "prepare", fail_at_last)
     with pytest.raises(nm.DeviceError, match="no more"):
         nm.load(paths["llama"], **OPTIONS, **PLACES[place])
-    assert held[-1]() is None and n_threads() == before and n_files(paths["llama"]) == 0
+    assert held[-1]() is None and n_left(before) == 0 and n_files(paths["llama"]) == 0
 
 
 def test_the_interpreter_ends_with_live_models(paths: dict[str, Path]) -> None:
