@@ -24,7 +24,7 @@ def describe_shortage(error: BaseException) -> str | None:
         if not (is_vague and is_limited and limit - used < _NEAR_BYTES):
             return None
     if any(_is_refused_thread(each) for each in _with_causes(error)):
-        what, do = "the system refused another thread", "use fewer --threads, or allow more processes (ulimit -u) and memory (ulimit -v)"
+        what, do = "the system refused another thread", "use fewer threads, or allow more processes (ulimit -u) and memory (ulimit -v)"
         return f"{what}; {do}"
     if is_limited:
         in_use = f", {format_bytes(used)} of it are in use" if used else ""

@@ -25,13 +25,13 @@ def limited(monkeypatch: pytest.MonkeyPatch, limit: int, used: int) -> None:
     "error",
     [
         MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("LLVM ERROR: out of memory"),
-        ImportError("libx.so: failed to map segment from shared object"), ImportError("libx.so: cannot allocate memory in static TLS block"),
+        ImportError("libx.so: failed to map segment from shared object"), ImportError("cannot allocate memory in static TLS block"),
     ],
     ids=str,
 )  # fmt: skip
 def test_a_lack_of_memory(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, resource.RLIM_INFINITY, 0)
-    assert describe_failure(error) == ("this machine is out of memory; use a smaller --ctx-size or a smaller model", 1)
+    assert describe_failure(error) == ("this machine is out of memory; use a smaller context or a smaller model", 1)
     wrapped = ValueError("while loading")
     wrapped.__cause__ = error
     assert describe_failure(wrapped)[0].startswith("this machine is out of memory")
@@ -53,7 +53,7 @@ def test_vague_errors_mean_memory_only_near_a_limit(monkeypatch: pytest.MonkeyPa
 
 def test_a_thread_that_the_system_refuses() -> None:
     told = describe_failure(RuntimeError("can't start new thread"))
-    assert told == ("the system refused another thread; use fewer --threads, or allow more processes (ulimit -u) and memory (ulimit -v)", 1)
+    assert told == ("the system refused another thread; use fewer threads, or allow more processes (ulimit -u) and memory (ulimit -v)", 1)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space")
