@@ -88,35 +88,43 @@ def write_header(path: Path, shape: str, type_name: str) -> None:
 @contextmanager
 def random_weights() -> Iterator[None]:
     """Files give random blocks instead of their own bytes."""
-    raw, pack = GGUFFile.raw, packing.pack
+    raw, read_rows, pack = GGUFFile.raw, GGUFFile.read_rows, packing.pack_part
     rng = np.random.default_rng(0)
     pools: dict[tuple[str, int], np.ndarray] = {}
-    known: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+    known: dict[tuple[str, int, int], np.ndarray] = {}
 
-    def packed_once(rows: np.ndarray, dtype: DType, out: np.ndarray) -> None:
+    def packed_once(rows: np.ndarray, dtype: DType, out: np.ndarray, first: int, n_out: int) -> None:
         """All matrices of a shape are the same pool."""
-        key = (dtype.name, rows.shape)
-        if key not in known:
-            pack(rows, dtype, out)
-            known[key] = out.copy()
-        out[:] = known[key]
+        key = (dtype.name, n_out, rows.shape[1])
+        if first == 0 and key in known:
+            out[:] = known[key]
+        elif key not in known:
+            pack(rows, dtype, out, first, n_out)
+            if first + len(rows) == n_out:
+                known[key] = out.copy()
 
     def pooled(self: GGUFFile, name: str) -> np.ndarray:
         info = self.tensor(name)
         if len(info.shape) == 1 or info.shape[1] == 1:
             return np.ones(info.shape[0], np.float32).view(np.uint8)
-        k, n = info.shape[:2]
+        rows = np.empty((info.n_rows, info.row_bytes), np.uint8)
+        pooled_rows(self, name, 0, rows)
+        return rows
+
+    def pooled_rows(self: GGUFFile, name: str, first: int, out: np.ndarray) -> None:
+        info = self.tensor(name)
+        k = info.shape[0]
         key = (info.dtype.name, k)
         if key not in pools:
             pools[key] = synthetic.random_matrix(rng, 512, k, info.dtype.name, k**-0.5)
         rows = pools[key].view(np.uint8).reshape(512, -1)
-        return np.resize(rows, (n, rows.shape[1]))
+        out[:] = rows[np.arange(first, first + len(out)) % 512]
 
-    GGUFFile.raw, packing.pack = pooled, packed_once  # type: ignore[method-assign]
+    GGUFFile.raw, GGUFFile.read_rows, packing.pack_part = pooled, pooled_rows, packed_once  # type: ignore[method-assign]
     try:
         yield
     finally:
-        GGUFFile.raw, packing.pack = raw, pack  # type: ignore[method-assign]
+        GGUFFile.raw, GGUFFile.read_rows, packing.pack_part = raw, read_rows, pack  # type: ignore[method-assign]
 
 
 def fill(model: nm.Model, n_tokens: int, context: Any = None) -> None:

@@ -33,6 +33,7 @@ from numba_meta.errors import (
     SplitError,
     UsageError,
 )
+from numba_meta.interrupts import held_back
 
 if TYPE_CHECKING:
     from numba_meta.models.load import load
@@ -62,7 +63,8 @@ def __getattr__(name: str) -> Any:
     """Fetch a name of `_LAZY` from its module, so that `import numba_meta` stays light."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    with held_back():  # some modules cannot be imported again once their import was interrupted
+        return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

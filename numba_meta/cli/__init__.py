@@ -25,6 +25,7 @@ import click
 
 from numba_meta.cli.app import State, app
 from numba_meta.cli.as_rank import as_rank
+from numba_meta.cli.shortage import describe_shortage
 from numba_meta.cli.terminal import say
 from numba_meta.errors import NumbaMetaError
 
@@ -72,8 +73,8 @@ def describe_failure(error: Exception) -> tuple[str, int]:
         return f"{_one_line(error.format_message())} (see '{command} --help')", error.exit_code
     if isinstance(error, NumbaMetaError):
         return _one_line(str(error)), error.exit_status
-    if isinstance(error, MemoryError):
-        return "this machine is out of memory; use a smaller context or a smaller model", 1
+    if short := describe_shortage(error):
+        return short, 1
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}", 1

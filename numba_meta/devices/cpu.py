@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from numba_meta.devices.account import Account
 from numba_meta.devices.cpu_stream import CpuEvent, CpuProgram, CpuStep, CpuStream
 from numba_meta.devices.host_memory import available_bytes
 from numba_meta.devices.parse import DeviceSpec, format_bytes
-from numba_meta.errors import DeviceError, OutOfMemoryError
+from numba_meta.devices.shortage import out_of_memory
+from numba_meta.errors import DeviceError
 from numba_meta.kernels.cpu.isa import detect
 
 __all__ = ["ALIGNMENT", "CpuBuffer", "CpuDevice", "CpuEvent", "CpuProgram", "CpuStep", "CpuStream"]
@@ -29,12 +31,19 @@ _CHECKED_BYTES = 64 << 20  # from this size on, the machine is asked first: it p
 
 @dataclass(eq=False)
 class CpuBuffer:
-    """Memory of one CPU device: `data` uint8 `[n_bytes]`, its first byte at `address`, aligned to ALIGNMENT (also of no bytes)."""
+    """Memory of one CPU device: `data` uint8 `[n_bytes]`, its first byte at `address`, aligned to ALIGNMENT (also of no bytes).
 
-    device: CpuDevice
+    It goes when nobody holds it any more, or with `free`; its device only counts it.
+    """
+
     data: np.ndarray
     label: str
     address: int
+    account: Account
+    _give_back: Callable[[], object] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._give_back = self.account.take(self, self.n_bytes)
 
     @property
     def n_bytes(self) -> int:
@@ -51,7 +60,8 @@ class CpuBuffer:
 
     def free(self) -> None:
         """Gives the memory back; neither the buffer nor what was recorded on it must be used afterwards. Twice is once."""
-        self.device._forget(self)
+        self._give_back()
+        self.account.buffers.discard(self)
         self.data = np.empty(0, np.uint8)
         self.address = 0
 
@@ -69,9 +79,9 @@ class CpuDevice:
         self.name = name
         self.n_threads = n_threads
         self.memory_limit = spec.memory_limit
-        self.allocated_bytes = 0
-        self.peak_bytes = 0
-        self._buffers: set[CpuBuffer] = set()
+        self.is_one_of_several = False
+        self._account = Account()
+        self._buffers = self._account.buffers
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
         self._closed = False
 
@@ -88,23 +98,24 @@ class CpuDevice:
         free = self.free_bytes if self.memory_limit is not None or n_bytes >= _CHECKED_BYTES else None
         if free is not None and n_bytes > free:
             have = f"{free} bytes of memory" if self.memory_limit is None else f"{free} of {self.memory_limit}"
-            raise OutOfMemoryError(
-                f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), {have} are free; "
-                "use a smaller context or batch, another split, or more devices"
-            )
+            raise out_of_memory(self.name, label, n_bytes, f"{have} are free", self.is_one_of_several)
         try:
             raw = _small_pages(n_bytes + ALIGNMENT) if sparse else np.zeros(n_bytes + ALIGNMENT, np.uint8)
         except (MemoryError, ValueError, OSError, OverflowError):
-            raise OutOfMemoryError(
-                f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), more than this machine gives; "
-                "use a smaller context or batch"
-            ) from None
+            raise out_of_memory(self.name, label, n_bytes, "more than this machine gives", False) from None
         start = -raw.ctypes.data % ALIGNMENT
-        buffer = CpuBuffer(self, raw[start : start + n_bytes], label, raw.ctypes.data + start)  # numpy gives an empty view no address
-        self._buffers.add(buffer)
-        self.allocated_bytes += n_bytes
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-        return buffer
+        address = raw.ctypes.data + start  # numpy gives an empty view none
+        return CpuBuffer(raw[start : start + n_bytes], label, address, self._account)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes in use."""
+        return self._account.n_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were in use at once."""
+        return self._account.peak_bytes
 
     @property
     def level(self) -> str:
@@ -118,15 +129,7 @@ class CpuDevice:
 
     def bytes_by_label(self) -> dict[str, int]:
         """Bytes in use by what they are for (`weights`, `the KV cache` ...), largest first."""
-        sums: dict[str, int] = {}
-        for buffer in self._buffers:
-            sums[buffer.label] = sums.get(buffer.label, 0) + buffer.n_bytes
-        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
-
-    def _forget(self, buffer: CpuBuffer) -> None:
-        if buffer in self._buffers:
-            self._buffers.remove(buffer)
-            self.allocated_bytes -= buffer.n_bytes
+        return self._account.by_label()
 
     # ---- streams -----------------------------------------------------------------------------------------------------------------------
 

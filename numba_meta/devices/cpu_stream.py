@@ -7,6 +7,7 @@ ordered by events (`cpu_record.py`). Nothing of Python runs in the threads betwe
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import weakref
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numba_meta.errors import DeviceError
+from numba_meta.interrupts import held_back
 from numba_meta.kernels.cpu import program
 from numba_meta.kernels.cpu.kernel import ENTRY_TYPE
 
@@ -28,6 +30,11 @@ def aligned_words(n_words: int) -> np.ndarray:
     raw = np.zeros(n_words + _LINE_WORDS, np.int64)
     start = (-raw.ctypes.data % (8 * _LINE_WORDS)) // 8
     return raw[start : start + n_words]
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 class _Team:
@@ -50,7 +57,7 @@ class _Team:
         self._threads.clear()
         self.control[:] = 0
         self.control[program.N_THREADS] = self.n_threads
-        libc = ctypes.CDLL(None)
+        libc = _libc()
         for init, word in ((libc.pthread_mutex_init, program.MUTEX), (libc.pthread_cond_init, program.CONDITION)):
             init(ctypes.c_void_p(self.control[word:].ctypes.data), None)
 
@@ -60,18 +67,21 @@ class _Team:
             raise DeviceError(f"{self.name}: the stream was closed; nothing can run on it")
         if len(self._threads) == self.n_threads - self.first_index:
             return
-        try:
-            for index in range(self.first_index, self.n_threads):
-                thread = threading.Thread(target=_live, args=(self._live, self.control, index), name=f"{self.name}-{index}", daemon=True)
-                self._threads.append(thread)
+        with held_back():
+            self._start_threads()
+
+    def _start_threads(self) -> None:
+        """All of them or none: a team with a thread missing would wait for it forever. The next step tries again."""
+        for index in range(self.first_index, self.n_threads):
+            thread = threading.Thread(target=_live, args=(self._live, self.control, index), name=f"{self.name}-{index}", daemon=True)
+            try:
                 thread.start()
-        except BaseException as error:
-            self.stop()  # a team with a thread missing would wait for it forever
-            if isinstance(error, RuntimeError):  # what threading raises where the system gives no more threads
-                raise DeviceError(
-                    f"{self.name}: the system refused thread {index} of {self.n_threads}; use fewer (threads, --threads)"
-                ) from None
-            raise
+            except (RuntimeError, MemoryError):  # what Python raises where the system gives no more threads, or no stack for one
+                self._end_threads()
+                self._reset()
+                told = f"{self.name}: the system refused thread {index} of {self.n_threads}; use fewer (threads, --threads)"
+                raise DeviceError(f"{told}, or allow more processes and memory (ulimit -u, -v)") from None
+            self._threads.append(thread)
 
     def check_process(self) -> None:
         """A fork copies no threads: the child starts its own, unless a step was under way in the parent."""
@@ -88,14 +98,17 @@ class _Team:
         if self._process != os.getpid():  # a forked child: the threads are the parent's
             self.closed = True
             return
-        with self.lock:
+        with self.lock, held_back():
             self.closed = True
-            block = program.stop.pack(control=self.control.ctypes.data)
-            self._end(block.ctypes.data, 0, 1)
-            for thread in self._threads:
-                if thread.ident is not None and thread is not threading.current_thread():
-                    thread.join()
-            self._threads.clear()
+            self._end_threads()
+
+    def _end_threads(self) -> None:
+        block = program.stop.pack(control=self.control.ctypes.data)
+        self._end(block.ctypes.data, 0, 1)
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+        self._threads.clear()
 
 
 def _live(worker: Callable[[int, int, int], None], control: np.ndarray, index: int) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from numba_meta.devices.account import Account, at_end
 from numba_meta.devices.cuda_driver import GpuContext, PinnedMemory, open_gpu
 from numba_meta.devices.parse import DeviceSpec, format_bytes
+from numba_meta.devices.shortage import out_of_memory
 from numba_meta.errors import DeviceError, OutOfMemoryError
 from numba_meta.kernels.cuda.kernel import OLDEST, CudaKernel, Gpu
 from numba_meta.kernels.cuda.variants import VariantKernel
@@ -19,17 +22,25 @@ from numba_meta.kernels.cuda.variants import VariantKernel
 
 @dataclass(eq=False)
 class CudaBuffer:
-    """Memory of one CUDA device: `n_bytes` from `address` on, aligned to 256 bytes."""
+    """Memory of one CUDA device: `n_bytes` from `address` on, aligned to 256 bytes.
 
-    device: CudaDevice
+    It goes when nobody holds it any more, or with `free`; its device only counts it.
+    """
+
+    gpu: GpuContext
     n_bytes: int
     label: str
     address: int
+    account: Account
+    _give_back: Callable[[], object] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._give_back = self.account.take(self, self.n_bytes, partial(_free, self.gpu, self.address))
 
     def read(self, offset: int, n_bytes: int) -> np.ndarray:
         """A copy of some bytes, uint8 `[n_bytes]`; waits."""
         out = np.empty(n_bytes, np.uint8)
-        self.device.gpu.read(self.address + offset, out)
+        self.gpu.read(self.address + offset, out)
         return out
 
     @contextmanager
@@ -37,11 +48,13 @@ class CudaBuffer:
         """Bytes for the host to change, uint8 `[n_bytes]`, on the device when the block ends. `keep`: they begin with what is there."""
         data = self.read(offset, n_bytes) if keep else np.zeros(n_bytes, np.uint8)
         yield data
-        self.device.gpu.write(self.address + offset, data)
+        self.gpu.write(self.address + offset, data)
 
     def free(self) -> None:
         """Gives the memory back; neither the buffer nor what was recorded on it must be used afterwards. Twice is once."""
-        self.device._forget(self)
+        self._give_back()
+        self.account.buffers.discard(self)
+        self.address = 0
 
 
 class CudaDevice:
@@ -61,12 +74,13 @@ class CudaDevice:
             raise DeviceError(f"{name}: {facts.name} has compute capability {have}; expected {need} or newer")
         self.launch_facts = Gpu(facts.capability, facts.n_multiprocessors, facts.max_shared_bytes)
         self.memory_limit = spec.memory_limit
-        self.allocated_bytes = 0
-        self.peak_bytes = 0
-        self._buffers: set[CudaBuffer] = set()
+        self.is_one_of_several = False
+        self._account = Account()
+        self._buffers = self._account.buffers
         self._streams: list[int] = []
-        self._pinned: list[PinnedMemory] = []
+        self._pinned: weakref.WeakSet[PinnedMemory] = weakref.WeakSet()
         self._closed = False
+        self._end_streams = at_end(self, _end_streams, self.gpu, self._streams)
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 
@@ -84,16 +98,20 @@ class CudaDevice:
                 free = min(free, self.free_bytes)
         if not address:
             have = f"{free} bytes of memory" if self.memory_limit is None else f"{free} of {self.memory_limit}"
-            raise OutOfMemoryError(
-                f"{self.name}: {label} needs {n_bytes} bytes ({format_bytes(n_bytes)}), {have} are free; "
-                "use a smaller context or batch, another split, or more devices"
-            )
-        buffer = CudaBuffer(self, n_bytes, label, address)
-        self._buffers.add(buffer)
-        self.allocated_bytes += n_bytes
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            raise out_of_memory(self.name, label, n_bytes, f"{have} are free", self.is_one_of_several)
+        buffer = CudaBuffer(self.gpu, n_bytes, label, address, self._account)
         self.gpu.fill_zero(address, n_bytes)
         return buffer
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes in use."""
+        return self._account.n_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were in use at once."""
+        return self._account.peak_bytes
 
     @property
     def level(self) -> str:
@@ -109,25 +127,13 @@ class CudaDevice:
 
     def bytes_by_label(self) -> dict[str, int]:
         """Bytes in use by what they are for (`weights`, `the KV cache` ...), largest first."""
-        sums: dict[str, int] = {}
-        for buffer in self._buffers:
-            sums[buffer.label] = sums.get(buffer.label, 0) + buffer.n_bytes
-        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+        return self._account.by_label()
 
     def pinned(self, n_bytes: int) -> PinnedMemory:
-        """Host memory that steps of this device copy from and to; given back when the device is closed, or before."""
+        """Host memory that steps of this device copy from and to; given back when the device is closed, or when nobody holds it."""
         memory = PinnedMemory(self.gpu, n_bytes)
-        self._pinned = [each for each in self._pinned if each.address]  # the others were given back
-        self._pinned.append(memory)
+        self._pinned.add(memory)
         return memory
-
-    def _forget(self, buffer: CudaBuffer) -> None:
-        if buffer in self._buffers:
-            self._buffers.remove(buffer)
-            self.allocated_bytes -= buffer.n_bytes
-            with suppress(DeviceError):  # after a kernel's failure the driver refuses everything
-                self.gpu.free(buffer.address)
-            buffer.address = 0
 
     # ---- streams -----------------------------------------------------------------------------------------------------------------------
 
@@ -152,12 +158,11 @@ class CudaDevice:
         if self._closed:
             return
         self._closed = True
-        ends: list[Callable[[], None]] = [partial(self.gpu.synchronize, stream) for stream in self._streams]
-        ends += [partial(self.gpu.destroy_stream, stream) for stream in self._streams]
-        ends += [*(buffer.free for buffer in list(self._buffers)), *(memory.free for memory in self._pinned)]
-        for end in ends:
-            with suppress(DeviceError):
-                end()
+        self._end_streams()
+        for buffer in list(self._buffers):
+            buffer.free()
+        for memory in list(self._pinned):
+            memory.free()
 
     def __enter__(self) -> CudaDevice:
         return self
@@ -167,6 +172,19 @@ class CudaDevice:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.gpu.facts.name}, {format_bytes(self.allocated_bytes)} in use>"
+
+
+def _free(gpu: GpuContext, address: int) -> None:
+    with suppress(DeviceError):  # after a kernel's failure the driver refuses everything
+        gpu.free(address)
+
+
+def _end_streams(gpu: GpuContext, streams: list[int]) -> None:
+    for end in (gpu.synchronize, gpu.destroy_stream):
+        for stream in streams:
+            with suppress(DeviceError):
+                end(stream)
+    streams.clear()
 
 
 def open_cuda(specs: Sequence[DeviceSpec], names: Sequence[str]) -> list[CudaDevice]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from numba_meta.devices.account import at_end
 from numba_meta.errors import DeviceError, OutOfMemoryError
 
 _EARLY_DRIVER = 12030  # CUDA 12.3: graphs keep that a kernel may begin early
@@ -363,7 +363,7 @@ class PinnedMemory:
             # Portable: all GPUs of the process know it. Mapped: kernels reach it at the same address.
             self.address = int(call("cuMemHostAlloc", max(1, n_bytes), 1 | 2))
         raw = (ctypes.c_uint8 * max(1, n_bytes)).from_address(self.address)
-        weakref.finalize(raw, _free_pinned, gpu, self.address).atexit = False  # the process takes it along
+        at_end(raw, _free_pinned, gpu, self.address)
         self.data: np.ndarray = np.ctypeslib.as_array(raw)[:n_bytes]
         self.data[:] = 0
 

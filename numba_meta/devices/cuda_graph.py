@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from numba_meta.devices.account import at_end
 from numba_meta.devices.cuda_driver import GpuContext, call
 from numba_meta.devices.cuda_driver import _bindings as bindings
 from numba_meta.errors import DeviceError
@@ -51,14 +52,13 @@ class CudaGraph:
 
     def __init__(self, gpu: GpuContext, graph: Any) -> None:
         self._gpu = gpu
-        self._graph = graph  # names the nodes whose copies are changed later
         with gpu.current():
             try:
                 self._executable = call("cuGraphInstantiate", graph, 0)
             except BaseException:
                 call("cuGraphDestroy", graph)
                 raise
-        self._destroyed = False
+        self._destroy = at_end(self, _destroy, gpu, self._executable, graph)
 
     def launch(self, stream: int) -> None:
         """Enqueues the whole step."""
@@ -67,11 +67,7 @@ class CudaGraph:
 
     def destroy(self) -> None:
         """Gives it back; it must not run any more. Twice is once."""
-        if not self._destroyed:
-            self._destroyed = True
-            with suppress(DeviceError), self._gpu.current():  # after a kernel's failure the driver refuses everything
-                call("cuGraphExecDestroy", self._executable)
-                call("cuGraphDestroy", self._graph)
+        self._destroy()
 
     def set_copy(self, gpu: GpuContext, node: Any, copy: Copy2D) -> None:
         """Changes what a copy that was recorded for a GPU copies, from the next launch on; one without rows does nothing."""
@@ -79,6 +75,12 @@ class CudaGraph:
             call("cuGraphNodeSetEnabled", self._executable, node, int(copy.height > 0))
             if copy.height > 0:
                 call("cuGraphExecMemcpyNodeSetParams", self._executable, node, copy.parameters(), gpu.handle)
+
+
+def _destroy(gpu: GpuContext, executable: Any, graph: Any) -> None:
+    with suppress(DeviceError), gpu.current():  # after a kernel's failure the driver refuses everything
+        call("cuGraphExecDestroy", executable)
+        call("cuGraphDestroy", graph)
 
 
 class Capture:

@@ -76,6 +76,8 @@ class MetaDevice(Sequence[SimpleDevice]):
             raise DeviceError(f"a meta device of {names}: expected one or more devices of different names")
         _check_kinds(devices, names)
         self.devices = tuple(devices)
+        for device in devices:
+            device.is_one_of_several = len(devices) > 1
 
     @property
     def kind(self) -> str:

@@ -39,8 +39,15 @@ class SimpleDevice(Protocol):
     n_threads: int
     alignment: int
     memory_limit: int | None
-    allocated_bytes: int
-    peak_bytes: int
+    is_one_of_several: bool  # of a model: what is too much for it may lie elsewhere
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes in use."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were in use at once."""
 
     def allocate(self, n_bytes: int, label: str, sparse: bool = False) -> Buffer:
         """A zeroed buffer. Raises `OutOfMemoryError` where the device's limit or the machine's memory is passed."""

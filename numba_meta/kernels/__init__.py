@@ -8,13 +8,16 @@ is run.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
+import sys
 from typing import Any
 
 from numba_meta.errors import DeviceError
 
 KINDS = ("cpu", "cuda")
+_NUMBA_CUDA = "numba.cuda"
 
 
 class KernelSet:
@@ -26,7 +29,10 @@ class KernelSet:
     def __getattr__(self, module: str) -> Any:
         if module.startswith("_"):
             raise AttributeError(module)
+        had_cuda = _NUMBA_CUDA in sys.modules
         found = importlib.import_module(f"{__name__}.{self.kind}.{module}")
+        if not had_cuda and _NUMBA_CUDA in sys.modules:
+            gc.collect()  # its import leaves errors that it caught in circles, with the frames of whoever loads a model now
         setattr(self, module, found)
         return found
 

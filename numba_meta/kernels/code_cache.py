@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import inspect
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -19,6 +21,23 @@ from numba_meta.errors import NumbaMetaWarning
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 on_compile: list[Callable[[str], None]] = []  # told the name of each kernel that is compiled anew: progress lines, tests
+
+
+@contextmanager
+def tidy_after_compiling() -> Iterator[None]:
+    """Collects garbage where the block compiled kernels: Numba leaves errors that it caught in circles, with the frames of its callers.
+
+    Their locals (a model's memory) would stay until the next collection.
+    """
+    compiled: list[str] = []
+    listener = compiled.append
+    on_compile.append(listener)
+    try:
+        yield
+    finally:
+        on_compile.remove(listener)
+        if compiled:
+            gc.collect()
 
 
 class Ptr:

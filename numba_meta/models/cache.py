@@ -6,16 +6,20 @@ from collections.abc import Callable
 
 from numba_meta.models.arguments import integer
 from numba_meta.models.cache_operations import CacheOperations
+from numba_meta.models.one_process import OneProcess
 
 
-class Cache:
+class Cache(OneProcess):
     """The sequences in a model's cache; `generate` uses sequence 0. Positions run from 0; a token that is removed leaves a hole in them.
 
     Every change ends a generation that is under way: its next token is an error. `generate(..., reuse_prefix=True)` goes on from what
     sequence 0 holds. Raises `UsageError` for a sequence or position that is not there; then nothing has changed.
     """
 
+    _what = "the cache of a loaded model"
+
     def __init__(self, operations: CacheOperations, check_open: Callable[[], None], begin_use: Callable[[], None]) -> None:
+        super().__init__()
         self._operations = operations
         self._check_open = check_open
         self._begin_use = begin_use

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from numba_meta.dtypes import DType
 from numba_meta.errors import ContextFullError, UsageError, counted
 from numba_meta.graph import Graph
+from numba_meta.interrupts import held_back
 from numba_meta.models.cache_memory import CacheMemory
 from numba_meta.models.kv_cache import CellPairs, Cells, Moves
 from numba_meta.models.windows import WindowLayout
@@ -125,11 +126,11 @@ class CacheOperations:
 
     def clear(self, sequence: int | None = None) -> None:
         """Forgets a sequence, or all."""
-        if sequence is None:
-            self.cells.clear()
-        else:
+        if sequence is not None:
             self.check_sequence(sequence)
-            self.cells.truncate(sequence, 0)
+        with held_back():
+            for each in range(self.cells.shape.n_sequences) if sequence is None else (sequence,):
+                self.cells.truncate(each, 0)
 
     def remove(self, sequence: int, start: int, stop: int | None = None) -> None:
         """Forgets the positions start..stop (None: the end). Positions behind them stay: nothing attends to the hole.
@@ -142,16 +143,18 @@ class CacheOperations:
         if not 0 <= start <= stop <= length:
             wanted = f"expected 0 <= start <= stop <= {length}"
             raise UsageError(f"positions {start} to {stop} of sequence {sequence} cannot be removed; {wanted}")
-        self.cells.remove(sequence, start, stop)
-        self.write_tables([sequence])
+        with held_back():
+            self.cells.remove(sequence, start, stop)
+            self.write_tables([sequence])
 
     def copy(self, source: int, destination: int) -> None:
         """Makes `destination` equal to `source`, with cells of its own. Without room a `ContextFullError`; then nothing has changed."""
         self.check_sequence(source)
         self.check_sequence(destination)
-        moves = self.cells.copy(source, destination)
-        self._move_all(moves, 0)
-        self.write_tables([destination])
+        with held_back():
+            moves = self.cells.copy(source, destination)
+            self._move_all(moves, 0)
+            self.write_tables([destination])
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
         """Forgets `drop` positions behind the first `keep` and moves all later ones down by `drop`; their keys are rotated back by as much.
@@ -164,9 +167,10 @@ class CacheOperations:
         if keep < 0 or drop < 0 or keep + drop > length:
             wanted = f"expected 0 or more, {length} in all at most"
             raise UsageError(f"sequence {sequence} has {counted(length, 'token')}: {keep} cannot be kept and {drop} dropped; {wanted}")
-        moves = self.cells.shift(sequence, keep, drop)
-        self._move_all(moves, -drop)
-        self.write_tables([sequence])
+        with held_back():
+            moves = self.cells.shift(sequence, keep, drop)
+            self._move_all(moves, -drop)
+            self.write_tables([sequence])
 
     def write_tables(self, sequences: Iterable[int]) -> None:
         """Writes anew, on every device, which cells these sequences hold; slot tables follow before the next step."""

@@ -6,6 +6,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from numba_meta.devices.cpu_stream import StreamTimes
@@ -13,10 +14,12 @@ from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import DType
 from numba_meta.errors import NumbaMetaError, NumbaMetaWarning, UsageError
 from numba_meta.graph import Graph
+from numba_meta.interrupts import held_back
 from numba_meta.models.builder import BatchShape
 from numba_meta.models.cache_memory import CacheMemory
 from numba_meta.models.cache_operations import CacheOperations, find_cache_layers
 from numba_meta.models.kv_cache import CachePlan, CacheShape, Cells
+from numba_meta.models.one_process import OneProcess
 from numba_meta.models.ranks import RankGroup, leaf_of_devices
 from numba_meta.models.recordings import Capacity, Logits, Recorder, Recording
 from numba_meta.models.step_shape import SMALL_ROWS, batch_shape, leaf_state
@@ -47,7 +50,7 @@ _NOTHING = Window((0,), 0)
 ROOMY_STEPS = 64  # large and small batches may take turns; a recording takes as long as many steps
 
 
-class Context:
+class Context(OneProcess):
     """A meta device with weights, a cache of `shape`, and recordings by capacity. It closes the device."""
 
     def __init__(
@@ -65,6 +68,7 @@ class Context:
         deterministic: bool = False,
         group: RankGroup | None = None,
     ) -> None:
+        super().__init__()
         self._build = build
         self.group = group
         self._devices = group.ranks.own if group else range(len(device))  # among those of all ranks
@@ -95,7 +99,8 @@ class Context:
             told = f"host memory could not be pinned for {names}: the KV cache is pageable and its deliveries stay ordered"
             warnings.warn(told, NumbaMetaWarning, stacklevel=2)
         self.transport = Transport(device, host_cache.transport if host_cache else TransportOptions(), is_pinned, self._devices)
-        self._recorder = Recorder(device, self.transport, self._persistent_address, exact, group.ranks if group else None)
+        persistent = partial(_persistent_address, self.weight_plan, self._weights, self._memory)  # not a method: it would hold the context
+        self._recorder = Recorder(device, self.transport, persistent, exact, group.ranks if group else None)
         self.cache = CacheOperations(self.cells, self._memory, find_cache_layers(graph), self._layouts.values())
 
     @property
@@ -131,20 +136,22 @@ class Context:
             raise NumbaMetaError("the context was closed; load the model again")
         capacity = capacity or self.capacity_for(len(tokens), len(outputs))
         self._check_batch(tokens, sequences, outputs, capacity)
-        values = self._append(tokens, sequences, outputs)
-        try:
-            windows = {local: layout.window(sequences) for local, layout in self._layouts.items()}
-            recording = self.recording(capacity, windows)
-            if windows:
-                self._add_windows(values, windows, recording)
-        except BaseException:
-            self._take_back(sequences)
-            raise
-        if self.traces is None:
-            return recording.run(values)
-        return recording.run(values, lambda times: self._note_times(times, len(tokens), len(set(sequences)) == len(tokens)))
+        note = None if self.traces is None else partial(self._note_times, len(tokens), len(set(sequences)) == len(tokens))
+        with held_back():  # cells that were given out and never filled would be taken for what was computed
+            values = self._append(tokens, sequences, outputs)
+            try:
+                windows = {local: layout.window(sequences) for local, layout in self._layouts.items()}
+                recording = self.recording(capacity, windows)
+                if windows:
+                    self._add_windows(values, windows, recording)
+                return recording.run(values, note)
+            except BaseException:
+                self._take_back(sequences)
+                for layout in self._layouts.values():
+                    layout.forget_tables()  # they may have been written in part
+                raise
 
-    def _note_times(self, times: tuple[StreamTimes, ...], n_rows: int, generates: bool) -> None:
+    def _note_times(self, n_rows: int, generates: bool, times: tuple[StreamTimes, ...]) -> None:
         trace = self.transport.note_times(times, n_rows, generates)
         if self.traces is not None:
             self.traces.append(trace)
@@ -337,12 +344,6 @@ class Context:
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------
 
-    def _persistent_address(self, device: int, tensor: Tensor) -> int:
-        offsets = self.weight_plan.offsets.get(tensor.name)
-        if offsets is not None:
-            return self._weights.addresses[device] + offsets[device]
-        return self._memory.address(device, tensor.name)
-
     def workspace_bytes(self, device: int) -> dict[str, int]:
         """Bytes of the workspaces that exist so far, by kind of step."""
         return self._recorder.workspace_bytes(device)
@@ -354,8 +355,17 @@ class Context:
 
     def close(self) -> None:
         """Ends the devices' threads and gives all memory back. Twice is once."""
-        self._closed = True
-        for recording in self._recordings.values():
-            recording.release()
-        self._recordings.clear()
-        self.device.close()
+        with held_back():
+            self._closed = True
+            for recording in self._recordings.values():
+                recording.release()
+            self._recordings.clear()
+            self.device.close()
+
+
+def _persistent_address(plan: WeightPlan, weights: MetaBuffer, cache: CacheMemory, device: int, tensor: Tensor) -> int:
+    """Where a device finds a weight, or a tensor of the cache."""
+    offsets = plan.offsets.get(tensor.name)
+    if offsets is not None:
+        return weights.addresses[device] + offsets[device]
+    return cache.address(device, tensor.name)

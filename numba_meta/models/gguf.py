@@ -1,15 +1,13 @@
-"""GGUF model files, memory-mapped: metadata, tensor descriptions, and views of the tensors' bytes.
+"""GGUF model files: metadata, tensor descriptions, and copies of the tensors' bytes.
 
-`read_gguf` opens one file or all parts of a split one (`-00001-of-0000N.gguf`). Nothing of the tensor data is read
-until a view of it is; `GGUFFile.release` gives the pages back once a device holds its piece.
+`read_gguf` opens one file or all parts of a split one (`-00001-of-0000N.gguf`) and their headers; of the tensor data only
+what is asked for is read.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.errors import ModelFileError
+from numba_meta.models.file_bytes import FileBytes
 from numba_meta.models.gguf_header import Header, TensorInfo, read_header, shown, shown_path
 
 __all__ = ["GGUFFile", "TensorInfo", "read_gguf", "split_paths"]
@@ -33,19 +32,19 @@ Default = TypeVar("Default")
 
 
 class GGUFFile:
-    """An open GGUF model. A context manager; `close()` unmaps it once no view from `raw` is left.
+    """An open GGUF model. A context manager; `close()` ends reading, as does letting go of it.
 
     Attributes: `paths` (the file, or the parts in order), `metadata` (key -> number, bool, text or list),
     `tensors` (name -> `TensorInfo`, in file order), `header_bytes` (where the first file's tensor data begins).
     """
 
-    def __init__(self, paths: tuple[Path, ...], maps: list[mmap.mmap], headers: list[Header]) -> None:
+    def __init__(self, paths: tuple[Path, ...], files: list[FileBytes], headers: list[Header]) -> None:
         self.paths = paths
         self.metadata = headers[0].metadata
         self.header_bytes = headers[0].n_bytes
         self.version = headers[0].version
         self.tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
-        self._maps: list[mmap.mmap] | None = maps
+        self._files: list[FileBytes] | None = files
 
     @property
     def path(self) -> Path:
@@ -90,31 +89,30 @@ class GGUFFile:
             raise ModelFileError(f"{shown_path(self.path)}: the tensor {shown(name)} is missing; the file is incomplete") from None
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """The stored bytes of a tensor, [n_rows, row_bytes], read-only: a view of the mapped pages, not a copy."""
+        """A copy of the stored bytes of a tensor, [n_rows, row_bytes]."""
         tensor = self.tensor(name)
-        mapped = self._map(tensor)
-        flat = np.frombuffer(mapped, np.uint8, tensor.n_bytes, tensor.offset)
-        return flat.reshape(tensor.n_rows, tensor.row_bytes)
+        out = np.empty((tensor.n_rows, tensor.row_bytes), np.uint8)
+        self.read_rows(name, 0, out)
+        return out
 
-    def release(self, name: str) -> None:
-        """Tells the system that the pages wholly inside this tensor are not needed now; a later read maps them again."""
+    def read_rows(self, name: str, first: int, out: npt.NDArray[np.uint8]) -> None:
+        """Fills `out`, contiguous uint8 [rows, row_bytes], with the rows of a tensor from `first` on.
+
+        Raises `ModelFileError` where the file has become shorter than it was.
+        """
         tensor = self.tensor(name)
-        mapped = self._map(tensor)
-        if not hasattr(mapped, "madvise") or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (tensor.offset + tensor.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > start:
-            mapped.madvise(mmap.MADV_DONTNEED, start, end - start)
+        self._file_of(tensor).read_into(tensor.offset + first * tensor.row_bytes, out.reshape(-1))
+
+    def sample(self, name: str, start: int, n_bytes: int) -> bytes:
+        """Some bytes of a tensor, fewer at its end."""
+        tensor = self.tensor(name)
+        return self._file_of(tensor).read(tensor.offset + start, min(n_bytes, tensor.n_bytes - start))
 
     def close(self) -> None:
-        """Unmaps the file. Views that are still in use keep their pages until they are dropped."""
-        maps, self._maps = self._maps or [], None
-        for mapped in maps:
-            try:
-                mapped.close()
-            except BufferError:
-                pass  # a view is alive; the map goes with the last one
+        """Closes the file. Twice is once."""
+        files, self._files = self._files or [], None
+        for file in files:
+            file.close()
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -126,10 +124,10 @@ class GGUFFile:
         name = self.metadata.get("general.architecture")
         return f"GGUFFile({str(self.path)!r}, architecture={name!r}, {len(self.tensors)} tensors, {self.n_tensor_bytes} bytes)"
 
-    def _map(self, tensor: TensorInfo) -> mmap.mmap:
-        if self._maps is None:
+    def _file_of(self, tensor: TensorInfo) -> FileBytes:
+        if self._files is None:
             raise ModelFileError(f"{shown_path(self.path)}: the file was closed; open it again to read the tensor {shown(tensor.name)}")
-        return self._maps[tensor.file_index]
+        return self._files[tensor.file_index]
 
 
 def split_paths(path: str | os.PathLike[str]) -> tuple[Path, ...]:
@@ -142,26 +140,6 @@ def split_paths(path: str | os.PathLike[str]) -> tuple[Path, ...]:
     if not 1 <= number <= count:
         raise ModelFileError(f"{shown_path(whole)}: part {number} of {count} cannot be; expected a name from -00001-of-{count:05} on")
     return tuple(whole.with_name(f"{match['stem']}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1))
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelFileError(f"{shown_path(path)}: not a regular file; expected a GGUF model file")
-            if status.st_size == 0:
-                raise ModelFileError(f"{shown_path(path)}: the file is empty; expected a GGUF model: fetch it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(f"{shown_path(path)}: cannot be opened: {error.strerror or error}; expected a GGUF model file") from None
-    except ValueError as error:  # a null byte in the path
-        raise ModelFileError(f"{shown_path(path)}: not a file name: {error}") from None
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    # A pipe or terminal must end in a message, not in a wait for its other end.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _check_parts(paths: tuple[Path, ...], headers: list[Header]) -> None:
@@ -204,24 +182,25 @@ def read_gguf(path: str | os.PathLike[str], problems: list[str] | None = None) -
     """
     paths = split_paths(path)
     there: list[Path] = []
-    maps: list[mmap.mmap] = []
+    files: list[FileBytes] = []
     headers: list[Header] = []
     try:
         for part in paths:
             with _noted(problems if len(paths) > 1 else None):
-                maps.append(_map_file(part))
-                headers.append(read_header(maps[-1], shown_path(part), len(there), problems))
+                opened = FileBytes(part)
+                headers.append(read_header(opened, shown_path(part), len(there), problems))
+                files.append(opened)
                 there.append(part)
         if not there:
             raise ModelFileError((problems or ["no part"])[0])
         if len(there) == len(paths):
             with _noted(problems):
                 _check_parts(paths, headers)
-        file = GGUFFile(tuple(there), maps, headers)
+        file = GGUFFile(tuple(there), files, headers)
         with _noted(problems):
             _ = file.architecture  # a file without one is no model
         return file
     except BaseException:
-        for mapped in maps:
-            mapped.close()
+        for opened in files:
+            opened.close()
         raise

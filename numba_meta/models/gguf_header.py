@@ -31,6 +31,7 @@ MAX_STRING_BYTES = 1 << 24
 MAX_ARRAY_ELEMENTS = 1 << 22  # 16 times today's largest vocabularies; a list of numbers takes 36 bytes an element
 MAX_ARRAY_DEPTH = 3
 MAX_HEADER_BYTES = 1 << 30
+_READ_BYTES = 1 << 18  # first; then as many as there are, so that a long header is read in a few pieces
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 # value type -> numpy type; a bool is a byte that is not 0
@@ -55,10 +56,11 @@ _U64 = struct.Struct("<Q")
 
 
 class Bytes(Protocol):
-    """What a header is read from: a memory map or bytes."""
+    """What a header is read from: a file."""
 
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: slice, /) -> bytes: ...
+    n_bytes: int
+
+    def read(self, offset: int, n_bytes: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,26 @@ def shown_path(path: object) -> str:
 
 
 class _Cursor:
-    """A position in the header that never passes the end of the file. `problems` None: what is wrong ends the reading."""
+    """A position in the header that never passes the end of the file. `data` is what was read of it, from its beginning.
 
-    def __init__(self, data: Bytes, file_name: str, problems: list[str] | None = None) -> None:
-        self.data = data
+    `problems` None: what is wrong ends the reading.
+    """
+
+    def __init__(self, file: Bytes, file_name: str, problems: list[str] | None = None) -> None:
+        self._file = file
+        self.data = b""
         self.file_name = file_name
         self.position = 0
-        self.end = min(len(data), MAX_HEADER_BYTES)
+        self.n_file_bytes = file.n_bytes
+        self.end = min(file.n_bytes, MAX_HEADER_BYTES)
         self._problems = problems
+
+    def read_up_to(self, position: int) -> bytes:
+        """Reads on, so that `data`, which this returns, reaches to a position within the file, or beyond it."""
+        if position > len(self.data):
+            n_bytes = max(position - len(self.data), min(_READ_BYTES + len(self.data), self.end - len(self.data)))
+            self.data += self._file.read(len(self.data), n_bytes)
+        return self.data
 
     def fail(self, what: str) -> NoReturn:
         raise self._error(what)
@@ -140,6 +154,7 @@ class _Cursor:
         if n_bytes > self.end - start:
             self.fail(f"{what} at byte {start} takes {n_bytes} bytes, the header has at most {self.end - start} left")
         self.position = start + n_bytes
+        self.read_up_to(self.position)
         return start
 
     def number(self, layout: struct.Struct, what: str) -> int:
@@ -171,14 +186,20 @@ class _Cursor:
 def _read_strings(cursor: _Cursor, count: int, what: str) -> list[str]:
     # The hot loop of a large vocabulary: locals only, one bounds check a string.
     data, end, unpack = cursor.data, cursor.end, _U64.unpack
-    position = cursor.position
+    position, n_read = cursor.position, len(data)
     strings: list[str] = []
     try:
         for _ in range(count):
             start = position + 8
+            if n_read < start <= end:
+                data = cursor.read_up_to(start)
+                n_read = len(data)
             position = start + unpack(data[position:start])[0]
-            if position > end or position - start > MAX_STRING_BYTES:
-                cursor.fail(f"{what}[{len(strings)}] is {position - start} bytes long, {max(0, end - start)} are left")
+            if position > n_read or position - start > MAX_STRING_BYTES:
+                if position > end or position - start > MAX_STRING_BYTES:
+                    cursor.fail(f"{what}[{len(strings)}] is {position - start} bytes long, {max(0, end - start)} are left")
+                data = cursor.read_up_to(position)
+                n_read = len(data)
             try:
                 strings.append(str(data[start:position], "utf-8"))
             except UnicodeDecodeError as error:
@@ -278,7 +299,7 @@ def _alignment(cursor: _Cursor, metadata: dict[str, Any]) -> int:
 
 def _place(cursor: _Cursor, tensors: list[TensorInfo], data_start: int, alignment: int, file_index: int) -> dict[str, TensorInfo]:
     """Makes offsets absolute; every tensor must lie inside the file, aligned, on top of no other one."""
-    n_file_bytes = len(cursor.data)
+    n_file_bytes = cursor.n_file_bytes
     placed: dict[str, TensorInfo] = {}
     previous: TensorInfo | None = None
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
@@ -298,8 +319,8 @@ def _place(cursor: _Cursor, tensors: list[TensorInfo], data_start: int, alignmen
 
 def _check_preamble(cursor: _Cursor) -> int:
     """Checks magic and version; returns the version."""
-    if len(cursor.data) < 24:
-        cursor.fail(f"the file has {len(cursor.data)} bytes, a GGUF header takes at least 24")
+    if cursor.n_file_bytes < 24:
+        cursor.fail(f"the file has {cursor.n_file_bytes} bytes, a GGUF header takes at least 24")
     start = cursor.need(4, "the magic")
     magic = bytes(cursor.data[start : cursor.position])
     if magic != MAGIC:
@@ -312,13 +333,13 @@ def _check_preamble(cursor: _Cursor) -> int:
     return version
 
 
-def read_header(data: Bytes, file_name: str, file_index: int = 0, problems: list[str] | None = None) -> Header:
-    """Reads and checks the header at the start of `data` (the whole file, mapped).
+def read_header(file: Bytes, file_name: str, file_index: int = 0, problems: list[str] | None = None) -> Header:
+    """Reads and checks the header at the start of a file.
 
     `file_name` is named in every error (`ModelFileError`, one line); `file_index` goes into the tensors. With `problems` what is wrong is
     noted there, and the header holds what could be read; only a file that is no GGUF at all is an error then.
     """
-    cursor = _Cursor(data, file_name, problems)
+    cursor = _Cursor(file, file_name, problems)
     version = _check_preamble(cursor)
     metadata: dict[str, Any] = {}
     tensors: dict[str, TensorInfo] = {}

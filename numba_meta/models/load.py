@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.errors import NumbaMetaWarning
+from numba_meta.interrupts import held_back
+from numba_meta.kernels.code_cache import tidy_after_compiling
 from numba_meta.models.arguments import switch
 from numba_meta.models.builder import BatchShape
 from numba_meta.models.context import Context
@@ -108,10 +111,19 @@ def load(
         _check_tokenizer(file, model, needs_text)
         plan = plan_load(model, options)
         context = load_context(file, model, options, plan, progress)
-    except BaseException:
+    except BaseException as error:
         file.close()
+        _let_go_of_locals(error)
         raise
     return Model(file, model.config, options, plan, context)
+
+
+def _let_go_of_locals(error: BaseException) -> None:
+    """Whoever keeps the error of a load would keep what its functions held: views of weights."""
+    told: BaseException | None = error
+    while told is not None:
+        traceback.clear_frames(told.__traceback__)
+        told = told.__context__
 
 
 def _launch() -> RankLaunch | None:
@@ -144,8 +156,9 @@ def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None,
             lambda: read_gguf(resolve_model(name, progress)), lambda file, model: _check_tokenizer(file, model, needs_text, not launch.rank)
         )
         context = load_context(file, model, options, plan, progress, group)
-    except BaseException:
+    except BaseException as error:
         load.close()
+        _let_go_of_locals(error)
         raise
     return Model(file, model.config, options, plan, context)
 
@@ -159,6 +172,13 @@ def load_context(
     group: RankGroup | None = None,
 ) -> Context:
     """Carries a planned load out: weights on their devices, an empty cache."""
+    with held_back():  # what is opened and taken here is either the context's or given back
+        return _load_context(file, model, options, plan, progress, group)
+
+
+def _load_context(
+    file: GGUFFile, model: ModelDescription, options: LoadOptions, plan: LoadPlan, progress: Progress | None, group: RankGroup | None
+) -> Context:
     smallest = model.graph(BatchShape(1, 1, 1, 1, 1, 1 if model.config.window else 0, *plan.cache_types))
     weight_leaves = [leaf for leaf in smallest.leaves if leaf.role is Role.WEIGHT]
     device = MetaDevice.open(plan.specs, plan.n_threads)
@@ -166,14 +186,14 @@ def load_context(
     weight_plan = plan_weights(weight_leaves, plan.cuts.weights, len(device), own, device.kind, device.alignment)
 
     if (warning := beyond_training(model.config, plan.cache_shape)) and (group is None or group.ranks.rank == 0):
-        warnings.warn(warning, NumbaMetaWarning, stacklevel=3)
+        warnings.warn(warning, NumbaMetaWarning, stacklevel=4)
 
     def report(done: int, total: int) -> None:
         if progress:
             progress("loading", done, total)
 
     try:
-        with _told_of_compiling(progress):
+        with _told_of_compiling(progress), tidy_after_compiling():
             weights = load_weights(file, weight_leaves, weight_plan, device, report)
             context = Context(
                 model.graph, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, plan.ubatch_size,

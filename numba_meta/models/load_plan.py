@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from numba_meta import dtypes
 from numba_meta.devices.parse import DeviceSpec
 from numba_meta.dtypes import DType
@@ -49,6 +51,12 @@ class LoadOptions:
     kv_gpu_layers: int | None = None
     kv_cpu_pinned: bool | None = None
     deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        """Numpy's numbers and switches are Python's, here and wherever they are compared, told or written from here."""
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer | np.bool_):
+                object.__setattr__(self, name, value.item())
 
 
 @dataclass(frozen=True)

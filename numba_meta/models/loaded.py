@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,12 +12,14 @@ from types import TracebackType
 from typing import Self
 
 from numba_meta.errors import NumbaMetaError, UsageError
+from numba_meta.interrupts import held_back
 from numba_meta.models.arguments import file_path, whole_number
 from numba_meta.models.cache import Cache
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.context import Context
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.load_plan import LoadOptions, LoadPlan
+from numba_meta.models.one_process import OneProcess
 from numba_meta.models.plan import DeviceFacts, ModelPlan
 from numba_meta.models.state_file import ModelIdentity, identify_model, load_state, save_state
 from numba_meta.models.timelines import MOST_STEPS, Timelines
@@ -24,10 +27,11 @@ from numba_meta.models.transport import Transport
 from numba_meta.split.policy import describe_cuts
 
 
-class LoadedModel:
+class LoadedModel(OneProcess):
     """Owns the file and the context of a load. A context manager; after `close` every use is a `NumbaMetaError`."""
 
     def __init__(self, file: GGUFFile, config: ModelConfig, options: LoadOptions, plan: LoadPlan, context: Context) -> None:
+        super().__init__()
         self.config = config
         self.context = context
         self._file = file
@@ -104,8 +108,10 @@ class LoadedModel:
         """
         self._check_open()
         self._check_alone("load a state")
-        load_state(file_path("a state is loaded from", path), self._identity, self.context.cache)
-        self._uses += 1
+        path, identity = file_path("a state is loaded from", path), self._identity
+        with held_back():
+            load_state(path, identity, self.context.cache)
+            self._uses += 1
 
     @cached_property
     def _identity(self) -> ModelIdentity:
@@ -151,8 +157,10 @@ class LoadedModel:
     # ---- life --------------------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Gives devices' memory and threads back and unmaps the file. Twice is once."""
-        with self._lock:
+        """Gives devices' memory and threads back and closes the file. Twice is once."""
+        if self._process != os.getpid():
+            return  # what a fork has of it goes with the fork
+        with self._lock, held_back():
             if self._open:
                 self._open = False
                 self.context.close()
@@ -171,6 +179,7 @@ class LoadedModel:
         return f"<Model {self._file.path.name} ({self.config.architecture}) on {devices}>"
 
     def _check_open(self) -> None:
+        self._check_process()
         if not self._open:
             raise NumbaMetaError("the model was closed; load it again")
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from numba_meta.interrupts import held_back
 from numba_meta.models.context import Context
 from numba_meta.models.sampling import Sampler, SamplingOptions
 from numba_meta.models.step_shape import SMALL_ROWS
@@ -101,6 +102,7 @@ def _grow(one: _Growing, token: int, ends: frozenset[int], is_over: Callable[[Se
 
 def _finish(context: Context, one: _Growing, results: list[list[int]], idle: list[int]) -> None:
     results[one.index] = one.generated
-    context.cells.truncate(one.sequence, 0)
+    with held_back():
+        context.cells.truncate(one.sequence, 0)
     idle.append(one.sequence)
     one.sequence = -1

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.errors import ModelFileError, UsageError, counted
+from numba_meta.interrupts import held_back
 from numba_meta.models.arguments import listed_prompts, sampling_options, stop_texts, switch, token_ids, until_stop, whole_number
 from numba_meta.models.cache_operations import choose_shift
 from numba_meta.models.chat import ChatTemplate
@@ -330,8 +331,9 @@ class Model(LoadedModel):
             return None  # a load has said that the tokenizer cannot be built, and why
 
     def _reset(self) -> int:
-        self.context.cells.clear()
-        self._uses += 1
+        with held_back():
+            self.context.cells.clear()
+            self._uses += 1
         return 0
 
     def _keep_prefix(self, ids: Sequence[int]) -> int:
@@ -340,10 +342,11 @@ class Model(LoadedModel):
         cached, n = cells.tokens(0), 0
         while n < min(len(ids) - 1, len(cached)) and ids[n] == cached[n]:
             n += 1
-        try:
-            cells.truncate(0, n)
-        except UsageError:  # a sliding window has already overwritten what would be needed
-            n = 0
-            cells.truncate(0, 0)
-        self._uses += 1
+        with held_back():
+            try:
+                cells.truncate(0, n)
+            except UsageError:  # a sliding window has already overwritten what would be needed
+                n = 0
+                cells.truncate(0, 0)
+            self._uses += 1
         return n

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from numba_meta.devices.shortage import what_helps
 from numba_meta.errors import OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
 from numba_meta.kernels import kernel_set
@@ -172,9 +173,10 @@ def _check_room(plan: LoadPlan, memory: MemoryNeeds) -> None:
     """Raises the `OutOfMemoryError` that a load would end in on a device with a limit."""
     for name, spec, *parts in zip(_names(plan), plan.specs, memory.weights, memory.cache, memory.workspace, strict=True):
         if spec.memory_limit is not None and sum(parts) > spec.memory_limit:
+            helps = what_helps("weights" if parts[0] > spec.memory_limit else "the KV cache", plan.rank_devices[-1].stop > 1)
             raise OutOfMemoryError(
                 f"{name}: this model needs {sum(parts)} bytes there (weights {parts[0]}, cache {parts[1]}, workspace {parts[2]}), "
-                f"the limit is {spec.memory_limit}; use a smaller context or batch, another split, or more devices"
+                f"the limit is {spec.memory_limit}; {helps}"
             )
 
 

@@ -14,6 +14,7 @@ from numba_meta.devices.meta import MetaDevice
 from numba_meta.devices.simple import Buffer
 from numba_meta.errors import OutOfMemoryError
 from numba_meta.kernels import kernel_set
+from numba_meta.kernels.code_cache import tidy_after_compiling
 from numba_meta.memory.placement import round_up
 from numba_meta.memory.workspace import Workspace
 from numba_meta.models.step_shape import SMALL_ROWS
@@ -153,7 +154,8 @@ class Recorder:
         try:
             if not workspace.fits(plan.workspace):
                 workspace.resize([max(a, b) for a, b in zip(plan.workspace.n_bytes, workspace.n_bytes, strict=True)])
-            return self._record(plan, workspace, windows)
+            with tidy_after_compiling():
+                return self._record(plan, workspace, windows)
         except OutOfMemoryError:
             if not self._transport.give_up():
                 raise

@@ -18,6 +18,7 @@ import secrets
 import stat
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_meta.errors import NumbaMetaError, UsageError
+from numba_meta.interrupts import held_back, let_through
 from numba_meta.models.cache_operations import CacheOperations, CacheTensor
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.kv_cache import NO_CELL, UNKNOWN, SequenceState
@@ -62,10 +64,9 @@ def identify_model(file: GGUFFile, n_layer: int, n_vocab: int) -> ModelIdentity:
         if key.startswith(f"{file.architecture}.") and not isinstance(value, list):
             digest.update(f"{key}={value!r}\n".encode())
     for name, tensor in sorted(file.tensors.items()):
-        raw = file.raw(name).reshape(-1)
         digest.update(f"{name} {tensor.dtype.name} {list(tensor.shape)}\n".encode())
-        for start in (0, raw.size // 2):
-            digest.update(raw[start : start + 64].tobytes())
+        for start in (0, tensor.n_bytes // 2):
+            digest.update(file.sample(name, start, 64))
     return ModelIdentity(file.architecture, n_layer, n_vocab, digest.hexdigest())
 
 
@@ -146,18 +147,25 @@ def _replace_file(path: Path, parts: Iterable[bytes]) -> None:
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     _remove_abandoned(path)
     try:
-        try:
+        with held_back(), _removed_in_the_end(beside):
             with open(beside, "xb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # as long as somebody writes it
                 for part in parts:
+                    let_through()
                     file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
     except OSError as error:
         raise NumbaMetaError(f"{path}: the state cannot be saved ({error.strerror}); choose another path or make room") from None
+
+
+@contextmanager
+def _removed_in_the_end(path: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -292,6 +300,7 @@ class _StateFile:
         digest, left = _new_digest(), expected - _DIGEST_BYTES
         self._file.seek(0)
         while left:
+            let_through()
             part = self._read(min(left, _BYTES_AT_ONCE))
             digest.update(part)
             left -= len(part)
@@ -326,6 +335,7 @@ class _StateFile:
                 for tensor in (layer.k, layer.v):
                     self._file.seek(n_left_out * tensor.cell_bytes, os.SEEK_CUR)
                     for part in _parts(cells, tensor):
+                        let_through()
                         rows = np.frombuffer(self._read(len(part) * tensor.cell_bytes), np.uint8)
                         cache.memory.write_cells(tensor.name, part, rows.reshape(len(part), tensor.cell_bytes))
 

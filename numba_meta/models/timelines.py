@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from numba_meta.schedule.timeline import Timeline
 from numba_meta.schedule.trace import StepTrace
 
 MOST_STEPS = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A timeline that stands for what its step noted."""
+
+    made: Timeline
+
+    def timeline(self) -> Timeline:
+        return self.made
 
 
 class Timelines(Sequence[Timeline]):
@@ -25,5 +37,18 @@ class Timelines(Sequence[Timeline]):
             return [trace.timeline() for trace in list(self.traces)[index]]
         return self.traces[index].timeline()
 
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Timelines) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As `pickle` and `copy` take them: what steps noted names kernels, which belong to this process; timelines are data."""
+        return _restored, (self.traces.maxlen, list(self))
+
     def __repr__(self) -> str:
         return f"<timelines of {len(self)} steps>"
+
+
+def _restored(n_steps: int, timelines: Sequence[Timeline]) -> Timelines:
+    restored = Timelines(n_steps)
+    restored.traces.extend(map(_Made, timelines))  # type: ignore[arg-type]  # of a trace only its timeline is asked for
+    return restored

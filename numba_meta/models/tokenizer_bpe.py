@@ -81,6 +81,8 @@ def build_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     pairs = merge_pairs(vocabulary)
     try:
         bpe = models.BPE(dict(vocabulary.id_of), pairs, ignore_merges=vocabulary.pre in _WHOLE_WORDS_FIRST)
+    except MemoryError:
+        raise
     except Exception as error:  # the package raises bare Exception
         raise ModelFileError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {' '.join(str(error).split()):.120}") from None
 

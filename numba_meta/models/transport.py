@@ -11,6 +11,7 @@ from numba_meta.devices.cpu import ALIGNMENT
 from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.errors import NumbaMetaError, OutOfMemoryError
+from numba_meta.models.one_process import OneProcess
 from numba_meta.models.windows import Window
 from numba_meta.schedule.infer import SplitGraph
 from numba_meta.schedule.lower_transport import Link
@@ -74,10 +75,13 @@ def deliveries_of(split: SplitGraph, n_devices: int, is_pinned: bool, devices: r
     return deliveries
 
 
-class Transport:
+class Transport(OneProcess):
     """Holds the ring of a meta device from graph to graph. `generation` moves whenever the ring's memory does."""
 
+    _what = "the transport of a loaded model (not its stats)"
+
     def __init__(self, device: MetaDevice, options: TransportOptions, is_pinned: bool, devices: range | None = None) -> None:
+        super().__init__()
         self.options = options
         self.may_use_ring = True  # False where another rank cannot: all take the same path
         self._devices = range(len(device)) if devices is None else devices

@@ -1,4 +1,4 @@
-"""Weights: each device's pieces, cut from the mapped file and packed for its kernels. No device ever holds the whole model."""
+"""Weights: each device's pieces, read from the file and packed for its kernels. No device ever holds the whole model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import numpy as np
 
 from numba_meta.devices.meta import MetaBuffer, MetaDevice
 from numba_meta.dtypes import F32
+from numba_meta.interrupts import let_through
 from numba_meta.kernels import KernelSet, kernel_set
 from numba_meta.memory.placement import round_up
-from numba_meta.models.gguf import GGUFFile
+from numba_meta.models.gguf import GGUFFile, TensorInfo
 from numba_meta.quants import dequantize
-from numba_meta.split.pieces import copy_piece_rows, piece_rows, take_piece
+from numba_meta.split.pieces import piece_spans, take_piece
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Tensor
+
+_READ_BYTES = 1 << 20  # of the file at once
 
 
 @dataclass(frozen=True)
@@ -67,37 +70,48 @@ def is_vector(leaf: Tensor) -> bool:
 def load_weights(
     file: GGUFFile, leaves: Sequence[Tensor], plan: WeightPlan, device: MetaDevice, progress: Callable[[int, int], None] | None = None
 ) -> MetaBuffer:
-    """Fills a buffer on each device; mapped pages are given back as soon as a tensor is packed. `progress(done, total)` in bytes."""
+    """Fills a buffer on each device, some rows of a tensor at a time. `progress(done, total)` in bytes."""
     buffer = device.allocate(plan.n_bytes, "weights")
     kernels = kernel_set(device.kind)
-    total = sum(file.tensor(leaf.name).n_bytes for leaf in leaves)
-    done = 0
+    infos = [file.tensor(leaf.name) for leaf in leaves]
+    room = np.empty(max((min(_rows_at_once(info, kernels), info.n_rows) * info.row_bytes for info in infos), default=0), np.uint8)
+    total, done = sum(info.n_bytes for info in infos), 0
     for leaf in leaves:
         for j, piece in enumerate(buffer.pieces):
             state, number = plan.states[leaf.name], plan.devices[j]
             with piece.edit(plan.offsets[leaf.name][j], weight_bytes(leaf, state, number, kernels), keep=False) as out:
-                _load_piece(file, leaf, state, number, out, kernels)
-        file.release(leaf.name)
+                _load_piece(file, leaf, state, number, out, kernels, room)
+        let_through()
         done += file.tensor(leaf.name).n_bytes
         if progress:
             progress(done, total)
     return buffer
 
 
-def _load_piece(file: GGUFFile, leaf: Tensor, state: SplitState, device: int, out: np.ndarray, kernels: KernelSet) -> None:
+def _load_piece(
+    file: GGUFFile, leaf: Tensor, state: SplitState, device: int, out: np.ndarray, kernels: KernelSet, room: np.ndarray
+) -> None:
+    """Packs a device's piece; `room` is memory for some whole rows of the file, uint8."""
     info = file.tensor(leaf.name)
-    raw = file.raw(leaf.name)
     if is_vector(leaf):
-        values = take_piece(dequantize(raw.reshape(-1), info.dtype), state, device)
+        values = take_piece(dequantize(file.raw(leaf.name).reshape(-1), info.dtype), state, device)
         out[:] = np.ascontiguousarray(values).view(np.uint8)
         return
     k, n_out, *_ = state.piece_shape(leaf.shape, device)
     if k == 0 or n_out == 0:
         return
-    views = piece_rows(raw, info.shape, info.dtype, state, device)
-    if len(views) == 1:
-        piece = views[0]
-    else:
-        piece = np.empty((n_out, info.dtype.row_bytes(k)), np.uint8)
-        copy_piece_rows(raw, info.shape, info.dtype, state, device, piece)
-    kernels.packing.pack(piece, info.dtype, out)
+    spans = piece_spans(info.shape, info.dtype, state, device)
+    n_rows = min(_rows_at_once(info, kernels), info.n_rows)
+    rows = room[: n_rows * info.row_bytes].reshape(n_rows, info.row_bytes)
+    for first in range(0, n_out, n_rows):
+        at = 0
+        for start, stop in spans.rows_between(first, min(n_out, first + n_rows)):
+            file.read_rows(leaf.name, start, rows[at : at + stop - start])
+            at += stop - start
+        kernels.packing.pack_part(spans.joined(rows[:at]), info.dtype, out, first, n_out)
+
+
+def _rows_at_once(info: TensorInfo, kernels: KernelSet) -> int:
+    """How many rows of a tensor are read before they are packed: so many that reading takes few calls, and that they stay in a cache."""
+    unit: int = kernels.packing.PART_ROWS
+    return max(1, _READ_BYTES // (unit * info.row_bytes)) * unit

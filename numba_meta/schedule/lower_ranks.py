@@ -6,6 +6,7 @@ runs the step. The first device takes part in every collective, also where it do
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ class RankLowering:
     """Collectives of one device of a rank. With one device in the rank nobody meets here."""
 
     def __init__(self, to: DeviceCalls, ranks: Ranks, split: SplitGraph) -> None:
-        self._to = to
+        self._to: DeviceCalls = weakref.proxy(to)  # which is held by who holds this: a circle would keep a plan until the next collection
         self._ranks = ranks
         self._split = split
         self._is_alone = len(ranks.own) == 1

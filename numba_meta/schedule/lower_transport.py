@@ -6,6 +6,7 @@ rows, attends, records `release`; the transfer stream waits for that, writes the
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,7 +48,7 @@ class TransportLowering:
     def __init__(
         self, to: DeviceCalls, device_graphs: Sequence[DeviceGraph], staged_layers: Sequence[int], n_slots: int, link: Link
     ) -> None:
-        self._to = to
+        self._to: DeviceCalls = weakref.proxy(to)  # which holds this: a circle would keep a plan until the next collection
         self._read_by = [layers_read(graph) for graph in device_graphs]
         self._slot_order = list(staged_layers)
         self._n_slots = n_slots

@@ -45,7 +45,7 @@ class Binder:
     ) -> None:
         self.plan = plan
         self.inputs = inputs
-        self._place_constant = place_constant or self._keep_constant
+        self._place_elsewhere = place_constant
         self._constants: dict[tuple[int, int], int] = {}  # address by device and by the id of data that the plan keeps
         self._persistent = persistent
         self._offsets: list[dict[Tensor | Scratch, int]] = []
@@ -95,7 +95,9 @@ class Binder:
             return self.inputs.device_addresses[device] + self.inputs.offsets[storage.name] + tensor.storage_offset
         return self._persistent(device, storage) + tensor.storage_offset
 
-    def _keep_constant(self, device: int, data: np.ndarray) -> int:
+    def _place_constant(self, device: int, data: np.ndarray) -> int:
+        if self._place_elsewhere is not None:
+            return self._place_elsewhere(device, data)
         self._keep.append(data)
         return int(data.ctypes.data)
 

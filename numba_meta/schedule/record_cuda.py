@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from numba_meta.devices.account import at_end
 from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.devices.cuda import CudaBuffer, CudaDevice
 from numba_meta.devices.cuda_driver import PinnedMemory
@@ -88,6 +89,7 @@ class RecordedCudaStep:
         self._parts = parts
         self.n_launches = len(parts.launches)
         self.output = memory.data
+        self._give_back = at_end(self, _give_back, graph, memory, parts.owned)
 
     def run(self) -> None:
         """Replays the step and waits for its end."""
@@ -106,10 +108,14 @@ class RecordedCudaStep:
 
     def release(self) -> None:
         """Gives the graph and its output's memory back. Twice is once."""
-        self._graph.destroy()
-        self._memory.free()
-        for each in self._parts.owned:
-            each.free()
+        self._give_back()
+
+
+def _give_back(graph: CudaGraph, memory: PinnedMemory, owned: Sequence[StreamWork | PinnedMemory | CudaBuffer]) -> None:
+    graph.destroy()
+    memory.free()
+    for each in owned:
+        each.free()
 
 
 class _Constants:
@@ -118,18 +124,20 @@ class _Constants:
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._known: dict[bytes, int] = {}
-        self._block: CudaBuffer | None = None
+        self._blocks: list[CudaBuffer] = []
         self._used = 0
 
     def place(self, data: np.ndarray) -> int:
         content = data.tobytes()
         if content not in self._known:
             n_bytes = -(-max(1, len(content)) // _CONSTANT_ALIGNMENT) * _CONSTANT_ALIGNMENT
-            if self._block is None or self._used + n_bytes > self._block.n_bytes:
-                self._block, self._used = self._device.allocate(max(_CONSTANT_BYTES, n_bytes), "constants"), 0
-            with self._block.edit(self._used, len(content), keep=False) as out:
+            if not self._blocks or self._used + n_bytes > self._blocks[-1].n_bytes:
+                self._blocks.append(self._device.allocate(max(_CONSTANT_BYTES, n_bytes), "constants"))
+                self._used = 0
+            block = self._blocks[-1]
+            with block.edit(self._used, len(content), keep=False) as out:
                 out[:] = np.frombuffer(content, np.uint8)
-            self._known[content] = self._block.address + self._used
+            self._known[content] = block.address + self._used
             self._used += n_bytes
         return self._known[content]
 

@@ -1,12 +1,13 @@
 """Taking a device's piece out of a whole tensor and putting it back, by split state.
 
 Arrays are numpy ones over the axes of GGUF files in reverse: axis 0, the fastest-varying one, is the last numpy axis.
-Weights come as raw block rows, uint8 `[n_rows, row_bytes]`, straight from a mapped file; there a piece is a list of views.
+Weights come as raw block rows, uint8 `[n_rows, row_bytes]`, as a file holds them; there a piece is a list of views, or of spans to read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,47 @@ def assemble(pieces: Sequence[Array], state: SplitState) -> Array:
     return whole
 
 
+@dataclass(frozen=True)
+class PieceSpans:
+    """Which rows of a tensor's block rows a device holds, and which bytes of each: joined in this order they are its piece."""
+
+    rows: tuple[tuple[int, int], ...]
+    columns: tuple[tuple[int, int], ...]  # in bytes
+
+    def rows_between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The rows of the tensor that are the rows start..stop of the piece."""
+        at = 0
+        for first, last in self.rows:
+            begin, end = max(start, at), min(stop, at + last - first)
+            if begin < end:
+                yield first + begin - at, first + end - at
+            at += last - first
+
+    def joined(self, rows: RawRows) -> RawRows:
+        """The piece's bytes of whole rows: a view where they are one range, else a copy."""
+        parts = [rows[:, start:stop] for start, stop in self.columns]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def piece_spans(shape: Sequence[int], dtype: DType, state: SplitState, device: int) -> PieceSpans:
+    """What `device` holds of a tensor stored as block rows `[n_rows, row_bytes]`. Raises `SplitError` where the state does not fit."""
+    state.validate(shape, dtype)
+    n_rows, row_bytes = int(np.prod(shape[1:], dtype=np.int64)), dtype.row_bytes(shape[0])
+    if state.is_partial:
+        raise SplitError("a piece of a partial tensor: it has no piece in memory before it is computed; expected mirrored or an axis")
+    if state.is_mirrored:
+        return PieceSpans(((0, n_rows),), ((0, row_bytes),))
+    if state.axis == 0:
+        columns = tuple((dtype.row_bytes(start), dtype.row_bytes(stop)) for start, stop in state.ranges(device))
+        return PieceSpans(((0, n_rows),), columns)
+    # A step of the cut axis is `inner` rows; everything outside of it repeats the ranges.
+    inner = int(np.prod(shape[1 : state.axis], dtype=np.int64))
+    period = inner * (shape[state.axis] if state.axis < len(shape) else 1)
+    ranges = state.ranges(device)
+    rows = [(base + start * inner, base + stop * inner) for base in range(0, n_rows, period or 1) for start, stop in ranges]
+    return PieceSpans(tuple(rows), ((0, row_bytes),))
+
+
 def piece_rows(raw: RawRows, shape: Sequence[int], dtype: DType, state: SplitState, device: int) -> list[RawRows]:
     """What `device` holds of a tensor stored as block rows, as views `[rows, bytes]` of `raw`: nothing is copied.
 
@@ -76,21 +118,13 @@ def piece_rows(raw: RawRows, shape: Sequence[int], dtype: DType, state: SplitSta
     otherwise; `copy_piece_rows` does it. No views where the device holds nothing. `raw` has `row_bytes` of axis 0 in
     each row, and a row for every element of the other axes. Raises `SplitError` where the state does not fit.
     """
-    state.validate(shape, dtype)
+    spans = piece_spans(shape, dtype, state, device)
     n_rows = int(np.prod(shape[1:], dtype=np.int64))
     if raw.shape != (n_rows, dtype.row_bytes(shape[0])):
         raise SplitError(f"raw rows {raw.shape} of a tensor {list(shape)} {dtype}: expected {(n_rows, dtype.row_bytes(shape[0]))}")
-    if state.is_partial:
-        raise SplitError("a piece of a partial tensor: it has no piece in memory before it is computed; expected mirrored or an axis")
     if state.is_mirrored:
         return [raw]
-    if state.axis == 0:
-        return [raw[:, dtype.row_bytes(start) : dtype.row_bytes(stop)] for start, stop in state.ranges(device)]
-    # A step of the cut axis is `inner` rows; everything outside of it repeats the ranges.
-    inner = int(np.prod(shape[1 : state.axis], dtype=np.int64))
-    period = inner * (shape[state.axis] if state.axis < len(shape) else 1)
-    ranges = state.ranges(device)
-    return [raw[base + start * inner : base + stop * inner] for base in range(0, n_rows, period or 1) for start, stop in ranges]
+    return [raw[start:stop, begin:end] for start, stop in spans.rows for begin, end in spans.columns]
 
 
 def copy_piece_rows(raw: RawRows, shape: Sequence[int], dtype: DType, state: SplitState, device: int, out: RawRows) -> None:

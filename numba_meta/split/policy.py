@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import gcd, lcm
 from types import MappingProxyType
+from typing import Any
 
 from numba_meta.dtypes import F16, DType
 from numba_meta.errors import SplitError
@@ -69,6 +70,13 @@ class CutPlan:
     weights: Mapping[str, SplitState] = field(repr=False)
     layers: tuple[LayerCuts, ...] = field(repr=False)
     groups: tuple[CutGroup, ...] = field(repr=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        """As `pickle` and `copy` take it: a read-only view is neither's."""
+        return {**vars(self), "weights": dict(self.weights)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, weights=MappingProxyType(state["weights"]))
 
     def weight(self, name: str) -> SplitState:
         """The state of a weight; `SplitError` for a name that was not among the plan's tensors."""

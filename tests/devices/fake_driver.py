@@ -162,6 +162,7 @@ class GraphDriver(FakeDriver):
         self.version = 13000
         self.told: list[Any] = []
         self.stack: list[str] = []
+        self.capturing: set[int] = set()
 
     def cuCtxPushCurrent(self, context: str) -> Any:
         self.stack.append(context)
@@ -174,9 +175,13 @@ class GraphDriver(FakeDriver):
         return SUCCESS, self.version
 
     def cuStreamBeginCapture(self, stream: int, mode: int) -> Any:
+        if stream in self.capturing:
+            return (INVALID_VALUE,)
+        self.capturing.add(stream)
         return (SUCCESS,)
 
     def cuStreamEndCapture(self, stream: int) -> Any:
+        self.capturing.discard(stream)
         return self._new("graph")
 
     def cuGraphDestroy(self, graph: int) -> Any:

@@ -13,7 +13,8 @@ from numba_meta.devices import cpu
 from numba_meta.devices.cpu import ALIGNMENT, CpuBuffer, CpuDevice
 from numba_meta.devices.cpu_record import CpuRecorder
 from numba_meta.devices.cpu_stream import CpuStep
-from numba_meta.devices.parse import DeviceSpec
+from numba_meta.devices.meta import MetaDevice
+from numba_meta.devices.parse import DeviceSpec, parse_devices
 from numba_meta.errors import DeviceError, OutOfMemoryError
 
 
@@ -52,12 +53,15 @@ def test_a_limit_names_device_need_and_free() -> None:
         one.allocate(401, "the KV cache")
     assert str(caught.value) == (
         "cpu:0: the KV cache needs 401 bytes (401 B), 400 of 1000 are free; "
-        "use a smaller context or batch, another split, or more devices"
+        "use a smaller context or batch, or more devices"
     )
     assert one.allocated_bytes == one.peak_bytes == 600 and one.free_bytes == 400
-    one.allocate(400, "the KV cache")
+    cache = one.allocate(400, "the KV cache")
     held.free()
-    one.allocate(600, "again")
+    again = one.allocate(600, "again")
+    assert one.free_bytes == 0
+    del cache, again
+    assert one.free_bytes == 1000, "nobody holds them any more"
 
 
 def test_more_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +69,7 @@ def test_more_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "available_bytes", lambda: 100 << 20)
     one = device()
     one.allocate(70 << 20, "weights").free()
-    with pytest.raises(OutOfMemoryError, match=r"cpu:0: weights needs 104857601 bytes \(100.0 MiB\), 104857600 bytes of memory are free"):
+    with pytest.raises(OutOfMemoryError, match=r"cpu:0: weights need 104857601 bytes \(100.0 MiB\), 104857600 bytes of memory are free"):
         one.allocate((100 << 20) + 1, "weights")
     assert one.allocated_bytes == 0
 
@@ -73,7 +77,7 @@ def test_more_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 80])
 def test_more_than_an_address_space(n_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "available_bytes", lambda: None)
-    with pytest.raises(OutOfMemoryError, match=f"cpu:0: weights needs {n_bytes} bytes .*, more than this machine gives"):
+    with pytest.raises(OutOfMemoryError, match=f"cpu:0: weights need {n_bytes} bytes .*, more than this machine gives"):
         device().allocate(n_bytes, "weights")
 
 
@@ -86,16 +90,30 @@ def test_what_cannot_be() -> None:
         device().stream("transfer", n_threads=0)
 
 
+def test_advice_helps() -> None:
+    """A smaller context does nothing for weights, and another division nothing where there is one device."""
+    for label, n_devices, told in (
+        ("weights", 1, "weights need 60 bytes (60 B), 50 of 50 are free; use a smaller model or one of fewer bits, or more devices"),
+        ("the KV cache", 2, "the KV cache needs 60 bytes (60 B), 50 of 50 are free; use a smaller context or batch, another"),
+        ("the workspace", 1, "needs 60 bytes (60 B), 50 of 50 are free; use a smaller context or batch, or more devices"),
+        ("weights", 2, "use a smaller model or one of fewer bits, another split, or more devices"),
+    ):
+        meta = MetaDevice.open(parse_devices(",".join(["cpu:0?mem=50"] * n_devices)), (1,) * n_devices)
+        with pytest.raises(OutOfMemoryError) as caught:
+            meta.allocate((60,) * n_devices, label)
+        assert told in str(caught.value)
+
+
 def test_close_ends_threads_and_gives_memory_back() -> None:
     before = threading.enumerate()
     with device(n_threads=2) as one:
         streams = [one.stream(caller_joins=True), one.stream("transfer", n_threads=1)]
-        one.allocate(100, "weights")
+        held = one.allocate(100, "weights")
         CpuStep(streams, [CpuRecorder(stream).program() for stream in streams]).run()
         assert sorted(thread.name for thread in threading.enumerate() if thread not in before) == ["cpu:0 compute-1", "cpu:0 transfer-0"]
     assert threading.enumerate() == before
     one.close()
-    assert one.allocated_bytes == 0 and one.peak_bytes == 100
+    assert one.allocated_bytes == held.n_bytes == 0 and one.peak_bytes == 100
     assert all(stream.closed for stream in streams)
     with pytest.raises(DeviceError, match="cpu:0: weights cannot have 1 bytes; the device was closed"):
         one.allocate(1, "weights")

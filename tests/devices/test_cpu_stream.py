@@ -188,6 +188,11 @@ def test_a_system_without_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match="many: the system refused thread 2 of 4; use fewer .threads, --threads."):
         step.run()
     assert threading.enumerate() == before
+    monkeypatch.undo()
+    step.run()  # the next step starts them again
+    assert [thread.name for thread in threading.enumerate() if thread not in before] == ["many-1", "many-2", "many-3"]
+    stream.close()
+    assert threading.enumerate() == before
     with pytest.raises(DeviceError, match="many: the stream was closed"):
         step.run()
 

@@ -49,9 +49,12 @@ def test_two_devices_on_one_gpu_share_its_memory(driver: FakeDriver) -> None:
 
 def test_a_limit(driver: FakeDriver) -> None:
     with open_devices("cuda:1?mem=64K") as device:
-        device.allocate([60 << 10], "weights")
+        held = device.allocate([60 << 10], "weights")
         with pytest.raises(OutOfMemoryError, match="cuda:1: the KV cache needs 5000 bytes .*, 4096 of 65536 are free"):
             device.allocate([5000], "the KV cache")
+        del held
+        assert device[0].allocated_bytes == 0 and not driver.held, "nobody holds it any more"
+        device.allocate([5000], "the KV cache")
 
 
 def test_bytes_go_there_and_come_back(driver: FakeDriver) -> None:
@@ -85,7 +88,7 @@ def test_an_error_names_the_gpu_and_the_call(call: str, driver: FakeDriver) -> N
 def test_memory_that_the_driver_does_not_give(driver: FakeDriver) -> None:
     """Free as it says, but in pieces: the error is the device's own."""
     driver.fails["cuMemAlloc"] = OUT_OF_MEMORY
-    with open_devices("cuda:0") as device, pytest.raises(OutOfMemoryError, match="cuda:0: weights needs 1000 bytes"):
+    with open_devices("cuda:0") as device, pytest.raises(OutOfMemoryError, match="cuda:0: weights need 1000 bytes"):
         device.allocate([1000], "weights")
 
 
@@ -145,11 +148,11 @@ def test_closed_devices(driver: FakeDriver) -> None:
     meta = open_devices("cuda:0")
     device = meta.devices[0]
     assert isinstance(device, CudaDevice)
-    device.allocate(10, "x")
+    held = device.allocate(10, "x"), device.pinned(10)
     device.stream()
-    device.pinned(10)
     device.close()
     device.close()
+    assert held[0].address == held[1].address == 0 and not driver.held and not driver.pinned
     with pytest.raises(DeviceError, match="the device was closed"):
         device.stream()
     with pytest.raises(DeviceError, match="the device was closed"):
@@ -161,10 +164,11 @@ def test_closing_after_a_failure_tells_nothing_new(driver: FakeDriver) -> None:
     meta = open_devices("cuda:0")
     device = meta.devices[0]
     assert isinstance(device, CudaDevice)
-    device.allocate(10, "x")
+    held = device.allocate(10, "x")
     device.stream()
     driver.fails["cuStreamSynchronize"] = 700
     device.close()
+    assert held.address == 0 and not driver.held
 
 
 def test_pinned_memory_stays_while_somebody_looks_at_it(driver: FakeDriver) -> None:

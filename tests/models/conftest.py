@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.step_driver import StepDriver
 from synthetic import write_model
 
 import numba_meta as nm
+from numba_meta.devices import cuda_driver, cuda_graph
 from numba_meta.models.model import Model
 
 MODEL_NAMES = ("smollm2", "gemma3")
@@ -61,3 +63,18 @@ def references(data_folder: Path) -> Callable[[str], dict[str, dict[str, Any]]]:
         return {p["name"]: {"ids": p["ids"], "llama_cpp": p["results"], "exact": by_name[p["name"]]} for p in theirs["prompts"]}
 
     return read
+
+
+@pytest.fixture
+def make_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StepDriver]]:
+    """`make_driver(capabilities, reach_each_other)`: a driver with GPUs of these."""
+
+    def make(*facts: Any) -> StepDriver:
+        fake = StepDriver(*facts)
+        monkeypatch.setattr(cuda_driver, "_bindings", lambda: fake)
+        monkeypatch.setattr(cuda_graph, "bindings", lambda: fake)
+        cuda_driver.open_gpu.cache_clear()
+        return fake
+
+    yield make
+    cuda_driver.open_gpu.cache_clear()

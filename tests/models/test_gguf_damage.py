@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import random
 import struct
+import threading
+import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import synthetic
 from models.gguf_bytes import ARCHITECTURE, ARRAY, I32, STRING, U32, U64, build, failure, key, tensor, text
 
+import numba_meta as nm
 from numba_meta import dtypes
 from numba_meta.errors import ModelFileError
+from numba_meta.models.file_bytes import FileBytes
 from numba_meta.models.gguf import GGUFFile, read_gguf
 
 HUGE = 2**63 - 1
@@ -197,3 +202,52 @@ def test_random_bytes_behind_a_right_start(tmp_path: Path) -> None:
     for _ in range(100):
         content = b"GGUF" + struct.pack("<IQQ", 3, rng.randrange(4), rng.randrange(1, 4)) + rng.randbytes(rng.randrange(2000))
         assert outcome(tmp_path / "noise.gguf", content) is not None
+
+
+def test_a_file_that_shrinks_while_it_is_loaded(tmp_path: Path) -> None:
+    """At any moment of a load, to any length: it loads, or ends in one line; a mapping would end the process."""
+    path, rng = tmp_path / "model.gguf", random.Random(3)
+    content = synthetic.write_model(tmp_path / "whole.gguf", n_layer=2, n_vocab=4000, types="q8_0").read_bytes()
+    path.write_bytes(content)
+    for _ in range(2):  # the first one may compile kernels
+        start = time.perf_counter()
+        nm.load(path, ctx_size=64, ubatch_size=16).close()
+        seconds = time.perf_counter() - start
+    for _ in range(30):
+        path.write_bytes(content)
+        timer = threading.Timer(rng.random() * seconds, os.truncate, (path, rng.randrange(len(content))))
+        timer.start()
+        try:
+            with nm.load(path, ctx_size=64, ubatch_size=16) as model:
+                assert model.generate_ids([5], 1)
+                timer.join()
+                assert model.generate_ids([5, 6], 2, ignore_eos=True)  # nothing of the file is needed any more
+                model.tokenize("a")
+        except ModelFileError as error:
+            assert str(error).startswith(str(path)) and "\n" not in str(error)
+        timer.join()
+
+
+@pytest.mark.parametrize("part", ("the key", "tensor data"))
+def test_a_file_that_shrinks_at_a_certain_place(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at its size and the reading of its header; between header and weights; before a state is saved."""
+    path = synthetic.write_model(tmp_path / "model.gguf", n_layer=2, types="q8_0")
+    n_bytes, read_into = path.stat().st_size, FileBytes.read_into
+
+    def shrinking(file: FileBytes, offset: int, out: Any) -> None:
+        if part == "the key" or offset > n_bytes // 2:
+            os.truncate(path, min(os.stat(path).st_size, n_bytes // 3 if part == "tensor data" else 100))
+        read_into(file, offset, out)
+
+    monkeypatch.setattr(FileBytes, "read_into", shrinking)
+    with pytest.raises(ModelFileError, match=f"model.gguf: ends before byte .*, it had {n_bytes} bytes when it was opened"):
+        nm.load(path, ctx_size=64)
+
+
+def test_a_file_that_shrinks_behind_a_loaded_model(tmp_path: Path) -> None:
+    path = synthetic.write_model(tmp_path / "model.gguf", n_layer=2, types="q8_0")
+    with nm.load(path, ctx_size=64) as model:
+        os.truncate(path, 1000)
+        model.generate_ids([5, 6], 2)
+        with pytest.raises(ModelFileError, match="ends before byte"):
+            model.save_state(tmp_path / "state")  # whose digest looks at the weights

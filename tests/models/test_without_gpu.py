@@ -5,98 +5,20 @@ What kernels compute is not seen: nothing runs.
 
 from __future__ import annotations
 
-import gc
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from devices.fake_driver import SUCCESS, GraphDriver
+from models.step_driver import SHARED_KIB, StepDriver
 from synthetic import write_model
 
 import numba_meta as nm
-from numba_meta.devices import cuda_driver, cuda_graph
 from numba_meta.kernels.cuda.kernel import CudaKernel
 
-SHARED_KIB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}  # that a block may have
 SIZES: dict[str, Any] = {"n_layer": 2, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 256, "types": "q8_0"}
 OPTIONS: dict[str, Any] = {"ctx_size": 512, "ubatch_size": 64}
 HOST: dict[str, Any] = {"kv": "host", "kv_pipeline_budget": 0, "kv_pipeline_headroom": 0}
-
-
-@dataclass(frozen=True)
-class Started:
-    """One launch, and where."""
-
-    context: str
-    code: bytes
-    grid: tuple[int, ...]
-    n_threads: int
-    shared_bytes: int
-
-
-class StepDriver(GraphDriver):
-    """With streams that take work, and GPUs of these capabilities, whose blocks have so much shared memory."""
-
-    CUDA_MEMCPY2D = CUlaunchAttribute = CUlaunchAttributeValue = CUlaunchConfig = SimpleNamespace
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=1)
-
-    def __init__(self, gpus: Sequence[tuple[int, int]], reach_each_other: bool) -> None:
-        super().__init__(memory=1 << 30, n_gpus=len(gpus))
-        self.gpus = gpus
-        self.reach_each_other = reach_each_other
-        self.launches: list[Started] = []
-
-    def cuDeviceGetAttribute(self, attribute: str, device: int) -> Any:
-        major, minor = self.gpus[device]
-        own = {"major": major, "minor": minor, "shared": SHARED_KIB[major, minor] << 10}
-        return SUCCESS, (self.attributes | own)[attribute]
-
-    def cuDeviceCanAccessPeer(self, device: int, other: int) -> Any:
-        return SUCCESS, int(self.reach_each_other)
-
-    def cuModuleGetFunction(self, module: bytes, entry: bytes) -> Any:
-        return SUCCESS, module
-
-    def cuLaunchKernel(self, code: bytes, *places: int) -> Any:
-        self.launches.append(Started(self.stack[-1], code, places[:3], math.prod(places[3:6]), places[6]))
-        return (SUCCESS,)
-
-    def cuLaunchKernelEx(self, to: Any, code: bytes, parameters: int, extra: int) -> Any:
-        n_threads = to.blockDimX * to.blockDimY * to.blockDimZ
-        self.launches.append(Started(self.stack[-1], code, (to.gridDimX, to.gridDimY, to.gridDimZ), n_threads, to.sharedMemBytes))
-        return (SUCCESS,)
-
-    def check_launches(self) -> None:
-        """Each within what its GPU allows."""
-        for launch in self.launches:
-            limit = SHARED_KIB[self.gpus[int(launch.context.split()[1])]] << 10
-            assert 0 < launch.n_threads <= 1024 and launch.shared_bytes <= limit
-            assert all(0 < n <= most for n, most in zip(launch.grid, (2**31 - 1, 65535, 65535), strict=True))
-
-    def cuStreamGetCaptureInfo(self, stream: int) -> Any:
-        return SUCCESS, 1, 1, "graph", ("node",), (None,), 1
-
-    def cuMemcpyAsync(self, *arguments: Any) -> Any:
-        return (SUCCESS,)
-
-    cuMemcpy3DAsync = cuEventRecord = cuStreamWaitEvent = cuGraphLaunch = cuMemcpyAsync
-
-
-@pytest.fixture
-def make_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StepDriver]]:
-    def make(*facts: Any) -> StepDriver:
-        fake = StepDriver(*facts)
-        monkeypatch.setattr(cuda_driver, "_bindings", lambda: fake)
-        monkeypatch.setattr(cuda_graph, "bindings", lambda: fake)
-        cuda_driver.open_gpu.cache_clear()
-        return fake
-
-    yield make
-    cuda_driver.open_gpu.cache_clear()
 
 
 @pytest.mark.slow
@@ -121,7 +43,6 @@ def test_a_model_is_loaded_and_runs(
         with nm.load(path, devices=devices, **OPTIONS, **options) as model:
             assert len(model.generate_ids(list(range(5, 75)), 3, ignore_eos=True)) == 3
             assert model.transport.stats["path"] == ("pipelined" if options else "device")
-        gc.collect()  # what looked at pinned memory, which stays as long
         assert not driver.held and not driver.pinned and not any(driver.live.values()), options
     assert (driver.calls["cuLaunchKernelEx"] > 0) == (max(gpus) >= (9, 0)), "kernels begin early where they can"
     code: dict[str, set[bytes]] = {}

@@ -183,7 +183,7 @@ def test_what_ranks_cannot_do_yet(models, tmp_path):
         ({}, {"1": {"options": {"ctx_size": 256}}}, "has ctx_size 256, rank 0"),
         ({"devices": "cpu:0;cpu:0;cpu:0"}, {}, "are those of 3 ranks, and 2 ranks run"),
         ({"devices": "cpu:0;cpu:1"}, {}, "device cpu:1 is not there"),
-        ({"devices": "cpu:0;cpu:0?mem=40K"}, {}, "): cpu:0: weights needs"),
+        ({"devices": "cpu:0;cpu:0?mem=40K"}, {}, "): cpu:0: weights need"),
         ({"tensor_split": "1,2,3"}, {}, "3 entries for 2 devices"),
     ],
 )

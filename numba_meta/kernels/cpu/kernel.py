@@ -29,6 +29,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
 from numba_meta.errors import NumbaMetaError
+from numba_meta.interrupts import let_through
 from numba_meta.kernels import code_cache
 from numba_meta.kernels.code_cache import Float, Int, Ptr, cache_folder, digest_of, function_digest, kind_of, on_compile, source_digest
 from numba_meta.kernels.cpu import isa
@@ -136,6 +137,7 @@ def _load_or_compile(kernel: CpuKernel) -> int:
     path = cache_folder() / _code_digest() / f"{kernel.name}-{function_digest(kernel.function)}.bin"
     address = _load(kernel, path)
     if not address:
+        let_through()  # compiling takes seconds
         for listener in on_compile:
             listener(kernel.name)
         entry = cfunc(_ENTRY_SIGNATURE, nopython=True, error_model="numpy")(_make_entry(kernel.function, list(kernel.parameters.values())))

@@ -19,6 +19,7 @@ from numba_meta.kernels.cpu.simd import LANES, store_i32, store_i64, store_u8, s
 from numba_meta.kernels.cpu.simd_int8 import load_half_bits, load_quad
 from numba_meta.kernels.quant_fields import extent_of
 
+PART_ROWS = LANES  # parts of a matrix that are packed one by one begin at multiples of this
 _LOW4, _LOW2, _LOW1 = 0x0F0F0F0F, 0x03030303, 0x01010101
 
 
@@ -33,6 +34,13 @@ def pack(raw: np.ndarray, dtype: DType, out: np.ndarray | int) -> None:
     if isinstance(out, np.ndarray) and (out.nbytes < needed or not out.flags.c_contiguous):
         raise ShapeError(f"cannot pack into {out.nbytes} bytes; expected {needed} contiguous ones")
     pack_kernel(dtype)(w=raw, row_stride=raw.strides[0], n_out=n_out, k=k, out=out)
+
+
+def pack_part(rows: np.ndarray, dtype: DType, out: np.ndarray, first: int, n_out: int) -> None:
+    """Packs `rows`, some of the `n_out` of a matrix from number `first` on (a multiple of PART_ROWS), into its `out`, as `pack` would."""
+    k = extent_of(rows, dtype)[1]
+    begin, end = packed_bytes(dtype, first, k), packed_bytes(dtype, first + len(rows), k)
+    pack(rows, dtype, out.reshape(-1)[begin:end])
 
 
 @functools.cache

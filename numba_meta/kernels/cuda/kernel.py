@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.errors import DeviceError, NumbaMetaError
+from numba_meta.interrupts import let_through
 from numba_meta.kernels import code_cache
 from numba_meta.kernels.code_cache import Float, Int, Ptr
 
@@ -139,6 +140,7 @@ class CudaKernel:
         if payload is not None:
             name, cubin = pickle.loads(payload)
             return str(name), bytes(cubin)
+        let_through()  # compiling takes seconds
         for listener in code_cache.on_compile:
             listener(self.name)
         ptx = self.ptx(capability)

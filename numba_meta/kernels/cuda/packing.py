@@ -18,6 +18,7 @@ from numba_meta.kernels.cuda.packed import BLOCK, FLOAT_TYPES, QUANT_LAYOUTS, Qu
 from numba_meta.kernels.quant_fields import extent_of
 from numba_meta.quants import split_blocks
 
+PART_ROWS = 1  # parts of a matrix that are packed one by one begin at multiples of this
 _CHUNK_ELEMENTS = 1 << 18  # intermediate arrays that stay in the cache
 
 
@@ -44,15 +45,15 @@ def pack(raw: np.ndarray, dtype: DType, out: np.ndarray) -> None:
     needed = packed_bytes(dtype, n_out, k)
     if out.dtype != np.uint8 or out.nbytes < needed or not out.flags.c_contiguous:
         raise ShapeError(f"cannot pack into {out.nbytes} bytes of {out.dtype}; expected {needed} contiguous ones of uint8")
-    pack_rows(raw, dtype, out.reshape(-1)[:needed])
+    pack_part(raw, dtype, out.reshape(-1)[:needed], 0, n_out)
 
 
-def pack_rows(raw: np.ndarray, dtype: DType, out: np.ndarray) -> None:
-    """Packs `raw` uint8 `[n_out, row_bytes]` into `out`, uint8 `[packed_bytes]`."""
-    n_out, k = raw.shape[0], raw.shape[1] // dtype.block_bytes * dtype.block_size
+def pack_part(raw: np.ndarray, dtype: DType, out: np.ndarray, first: int, n_out: int) -> None:
+    """Packs `raw`, some of the `n_out` rows of a matrix from number `first` on, into its `out`, uint8 `[packed_bytes]`."""
+    k = raw.shape[1] // dtype.block_bytes * dtype.block_size
     if dtype in FLOAT_TYPES:
         row_bytes = round_up_16(raw.shape[1])
-        rows = out.reshape(n_out, row_bytes)
+        rows = out.reshape(n_out, row_bytes)[first : first + len(raw)]
         rows[:, : raw.shape[1]] = raw
         rows[:, raw.shape[1] :] = 0
         return
@@ -60,9 +61,9 @@ def pack_rows(raw: np.ndarray, dtype: DType, out: np.ndarray) -> None:
     arrays = plane_arrays(out, layout, n_out, k)
     pack_some = _SHORT.get(dtype, _pack_fields)
     step = max(1, _CHUNK_ELEMENTS // max(1, k))
-    for begin in range(0, n_out if k else 0, step):
-        part = slice(begin, min(begin + step, n_out))
-        pack_some(raw[part], dtype, arrays.rows(part))
+    for begin in range(0, len(raw) if k else 0, step):
+        end = min(begin + step, len(raw))
+        pack_some(raw[begin:end], dtype, arrays.rows(slice(first + begin, first + end)))
 
 
 def plane_arrays(packed: np.ndarray, layout: QuantLayout, n_out: int, k: int) -> PlaneArrays:
