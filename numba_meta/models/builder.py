@@ -11,7 +11,7 @@ from numba_meta.errors import ModelFileError
 from numba_meta.graph import Graph
 from numba_meta.models.config import ModelConfig, RopeConfig
 from numba_meta.ops import attention, elementwise, layout, matmul, norm, rope, rows, transport, unary
-from numba_meta.split.rules import TensorFacts
+from numba_meta.split.rules import Described
 from numba_meta.tensor import Role, Rows, Tensor, format_shape, pad_shape
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -57,7 +57,7 @@ class _Delivered:
 class GraphBuilder:
     """Builds the graph of a step: one method per piece, shapes as `[axis 0, axis 1, ...]`; R stands for the rows of the batch."""
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, TensorFacts], batch: BatchShape) -> None:
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Described], batch: BatchShape) -> None:
         self.config = config
         self.batch = batch
         self.graph = Graph(f"{config.architecture} {batch.n_rows} rows")
@@ -167,6 +167,7 @@ class GraphBuilder:
         """Rotary embedding of `[head_dim, heads, R]`; the angles are shared by all layers of a kind. None: x as it is."""
         if config is None:
             return x
+        config = config.for_context(self.batch.n_positions)
         if config not in self._angles:
             name_of_kind = f"rope_angles_{len(self._angles)}"
             frequencies = config.inverse_frequencies

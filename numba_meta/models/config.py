@@ -23,7 +23,7 @@ class RopeConfig:
     """Rotary embedding: the first `n_dims` dims of each head are turned in pairs, (2i, 2i + 1) if `interleaved`, else (i, i + n_dims / 2).
 
     The angle of pair i is position * base^(-2i / n_dims) / factors[i] * scale; with `yarn` only some pairs are scaled, or in part.
-    Cosines and sines are multiplied by `magnitude`.
+    Cosines and sines are multiplied by `magnitude`. Sequences of more than `original_context` positions have `long_factors`.
     """
 
     n_dims: int
@@ -33,10 +33,18 @@ class RopeConfig:
     factors: tuple[float, ...] | None = None
     yarn: YarnConfig | None = None
     magnitude: float = 1.0
+    long_factors: tuple[float, ...] | None = None
+    original_context: int = 0
 
     def __post_init__(self) -> None:
-        if self.factors is not None and len(self.factors) != self.n_dims // 2:
-            raise ModelFileError(f"{len(self.factors)} rope factors, expected {self.n_dims // 2}, one per rotated pair")
+        for factors in (self.factors, self.long_factors):
+            if factors is not None and len(factors) != self.n_dims // 2:
+                raise ModelFileError(f"{len(factors)} rope factors, expected {self.n_dims // 2}, one per rotated pair")
+
+    def for_context(self, n_positions: int) -> RopeConfig:
+        """What sequences of up to so many positions are turned by. It follows from their room, not from how long they are."""
+        is_long = self.long_factors is not None and n_positions > self.original_context
+        return replace(self, factors=self.long_factors if is_long else self.factors, long_factors=None, original_context=0)
 
     @property
     def inverse_frequencies(self) -> tuple[float, ...]:

@@ -14,12 +14,12 @@ from numba_meta.dtypes import F32
 from numba_meta.errors import ModelFileError
 from numba_meta.graph import Graph
 from numba_meta.models.architectures import ARCHITECTURES, Architecture
+from numba_meta.models.architectures.base import Parts
 from numba_meta.models.architectures.keys import Keys
 from numba_meta.models.builder import BatchShape, GraphBuilder
 from numba_meta.models.config import ModelConfig
 from numba_meta.models.gguf import GGUFFile
-from numba_meta.models.gguf_header import shown
-from numba_meta.split.rules import TensorFacts
+from numba_meta.models.gguf_header import TensorInfo, shown
 from numba_meta.tensor import Role
 
 _LAYER_NAME = re.compile(r"blk\.([0-9]{1,6})\.")
@@ -33,11 +33,14 @@ _HARMLESS = (
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model before anything is decided: `tensors` has the type and shape of all that its graphs read, in the order of the file."""
+    """A model before anything is decided.
+
+    `tensors`: all that its graphs read, in the order of the file; a tensor that holds several is several here.
+    """
 
     architecture: Architecture
     config: ModelConfig
-    tensors: Mapping[str, TensorFacts]
+    tensors: Mapping[str, TensorInfo]
 
     def graph(self, batch: BatchShape) -> Graph:
         """The graph of a step of these capacities."""
@@ -54,13 +57,31 @@ def describe_model(file: GGUFFile) -> ModelDescription:
         )
     keys = Keys(file)
     config = architecture.read(keys)
-    whole = ModelDescription(architecture, config, {name: TensorFacts(t.dtype, t.shape) for name, t in file.tensors.items()})
+    whole = ModelDescription(architecture, config, _parted(file.tensors, architecture.parts(config, file.tensors)))
     graph = whole.graph(BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, F32, F32))
     read = {leaf.name for leaf in graph.leaves if leaf.role is Role.WEIGHT}
-    unread = [name for name in file.tensors if name not in read and name not in config.constants]
+    unread = [name for name in whole.tensors if name not in read and name not in config.constants]
     if (problem := _problem_of(unread, keys)) is not None:
         raise keys.error(problem)
-    return ModelDescription(architecture, config, {name: facts for name, facts in whole.tensors.items() if name in read})
+    return ModelDescription(architecture, config, {name: info for name, info in whole.tensors.items() if name in read})
+
+
+def _parted(tensors: Mapping[str, TensorInfo], parts: Parts) -> dict[str, TensorInfo]:
+    """`tensors` with those that hold several replaced by their parts."""
+    found: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        own = parts.get(name, ())
+        if not own:
+            found[name] = info
+            continue
+        if info.shape[-1] != sum(n for _, n in own) or len(info.shape) > 2 or (len(info.shape) == 1 and info.dtype.is_quantized):
+            names = " and ".join(f"{part} ({n})" for part, n in own)
+            raise ModelFileError(f"the tensor {name} has the shape {list(info.shape)}, expected the outputs of {names}")
+        first = 0
+        for part, n in own:
+            found[part] = info.outputs(part, first, n)
+            first += n
+    return found
 
 
 def _problem_of(unread: Iterable[str], keys: Keys) -> str | None:

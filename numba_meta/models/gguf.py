@@ -92,15 +92,14 @@ class GGUFFile:
         """A copy of the stored bytes of a tensor, [n_rows, row_bytes]."""
         tensor = self.tensor(name)
         out = np.empty((tensor.n_rows, tensor.row_bytes), np.uint8)
-        self.read_rows(name, 0, out)
+        self.read_rows(tensor, 0, out)
         return out
 
-    def read_rows(self, name: str, first: int, out: npt.NDArray[np.uint8]) -> None:
+    def read_rows(self, tensor: TensorInfo, first: int, out: npt.NDArray[np.uint8]) -> None:
         """Fills `out`, contiguous uint8 [rows, row_bytes], with the rows of a tensor from `first` on.
 
         Raises `ModelFileError` where the file has become shorter than it was.
         """
-        tensor = self.tensor(name)
         self._file_of(tensor).read_into(tensor.offset + first * tensor.row_bytes, out.reshape(-1))
 
     def sample(self, name: str, start: int, n_bytes: int) -> bytes:

@@ -89,6 +89,13 @@ class TensorInfo:
         """Bytes of one row (axis 0)."""
         return self.dtype.row_bytes(self.shape[0])
 
+    def outputs(self, name: str, first: int, n: int) -> TensorInfo:
+        """`n` outputs from `first` on, as a tensor of their own: rows of a matrix, elements of a vector of plain numbers."""
+        is_matrix = len(self.shape) > 1
+        unit = self.row_bytes if is_matrix else self.dtype.row_bytes(1)
+        shape = (self.shape[0], n) if is_matrix else (n,)
+        return TensorInfo(name, self.dtype, shape, self.offset + first * unit, n * unit, self.file_index)
+
 
 @dataclass(frozen=True)
 class Header:

@@ -194,7 +194,7 @@ def _load_context(
 
     try:
         with _told_of_compiling(progress), tidy_after_compiling():
-            weights = load_weights(file, weight_leaves, weight_plan, device, report)
+            weights = load_weights(file, model.tensors, weight_leaves, weight_plan, device, report)
             context = Context(
                 model.graph, plan.cuts, device, (weight_plan, weights), plan.cache_shape, plan.cache_types, options.exact, plan.ubatch_size,
                 plan.few_rows_apart,

@@ -68,33 +68,39 @@ def is_vector(leaf: Tensor) -> bool:
 
 
 def load_weights(
-    file: GGUFFile, leaves: Sequence[Tensor], plan: WeightPlan, device: MetaDevice, progress: Callable[[int, int], None] | None = None
+    file: GGUFFile,
+    tensors: Mapping[str, TensorInfo],
+    leaves: Sequence[Tensor],
+    plan: WeightPlan,
+    device: MetaDevice,
+    progress: Callable[[int, int], None] | None = None,
 ) -> MetaBuffer:
-    """Fills a buffer on each device, some rows of a tensor at a time. `progress(done, total)` in bytes."""
+    """Fills a buffer on each device, some rows of a tensor at a time. `tensors`: where each leaf lies. `progress(done, total)` in bytes."""
     buffer = device.allocate(plan.n_bytes, "weights")
     kernels = kernel_set(device.kind)
-    infos = [file.tensor(leaf.name) for leaf in leaves]
+    infos = [tensors[leaf.name] for leaf in leaves]
     room = np.empty(max((min(_rows_at_once(info, kernels), info.n_rows) * info.row_bytes for info in infos), default=0), np.uint8)
     total, done = sum(info.n_bytes for info in infos), 0
-    for leaf in leaves:
+    for leaf, info in zip(leaves, infos, strict=True):
         for j, piece in enumerate(buffer.pieces):
             state, number = plan.states[leaf.name], plan.devices[j]
             with piece.edit(plan.offsets[leaf.name][j], weight_bytes(leaf, state, number, kernels), keep=False) as out:
-                _load_piece(file, leaf, state, number, out, kernels, room)
+                _load_piece(file, info, leaf, state, number, out, kernels, room)
         let_through()
-        done += file.tensor(leaf.name).n_bytes
+        done += info.n_bytes
         if progress:
             progress(done, total)
     return buffer
 
 
 def _load_piece(
-    file: GGUFFile, leaf: Tensor, state: SplitState, device: int, out: np.ndarray, kernels: KernelSet, room: np.ndarray
+    file: GGUFFile, info: TensorInfo, leaf: Tensor, state: SplitState, device: int, out: np.ndarray, kernels: KernelSet, room: np.ndarray
 ) -> None:
     """Packs a device's piece; `room` is memory for some whole rows of the file, uint8."""
-    info = file.tensor(leaf.name)
     if is_vector(leaf):
-        values = take_piece(dequantize(file.raw(leaf.name).reshape(-1), info.dtype), state, device)
+        raw = np.empty((info.n_rows, info.row_bytes), np.uint8)
+        file.read_rows(info, 0, raw)
+        values = take_piece(dequantize(raw.reshape(-1), info.dtype), state, device)
         out[:] = np.ascontiguousarray(values).view(np.uint8)
         return
     k, n_out, *_ = state.piece_shape(leaf.shape, device)
@@ -106,7 +112,7 @@ def _load_piece(
     for first in range(0, n_out, n_rows):
         at = 0
         for start, stop in spans.rows_between(first, min(n_out, first + n_rows)):
-            file.read_rows(leaf.name, start, rows[at : at + stop - start])
+            file.read_rows(info, start, rows[at : at + stop - start])
             at += stop - start
         kernels.packing.pack_part(spans.joined(rows[:at]), info.dtype, out, first, n_out)
 

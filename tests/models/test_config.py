@@ -11,6 +11,7 @@ import pytest
 from models.rewriting import REMOVED, rewrite
 from synthetic import write_model
 
+import numba_meta as nm
 from numba_meta.errors import ModelFileError
 from numba_meta.models.config import LayerSpec, ModelConfig, RopeConfig, YarnConfig
 from numba_meta.models.description import describe_model
@@ -223,3 +224,36 @@ def test_tensors_that_change_no_text_are_left_alone(tmp_path: Path) -> None:
     source = write_model(tmp_path / "plain.gguf")
     path = rewrite(source, tmp_path / "more.gguf", tensors={name: np.ones(32, np.float32) for name in names})
     assert config_of(path) == config_of(source)
+
+
+# ---- several tensors in one ------------------------------------------------------------------------------------------------------------
+
+
+def test_heads_in_one_tensor_are_those_of_three(tmp_path: Path) -> None:
+    """Rows of every weight type, and biases; the same tensors for a graph, and the same bits of logits over two devices."""
+    plain = write_model(tmp_path / "plain.gguf", types="q4_k", n_head=4, n_head_kv=2)
+    reader = gguf.GGUFReader(plain)
+    stored, rng, apart, fused = {t.name: t for t in reader.tensors}, np.random.default_rng(1), {}, {}
+    for i in range(2):
+        names = [f"blk.{i}.attn_{part}" for part in "qkv"]
+        biases = [rng.standard_normal(stored[f"{name}.weight"].data.shape[0]).astype(np.float32) for name in names]
+        apart |= {f"{name}.bias": bias for name, bias in zip(names, biases, strict=True)}
+        fused |= {f"{name}.weight": REMOVED for name in names}
+        rows = np.concatenate([stored[f"{name}.weight"].data for name in names])
+        fused[f"blk.{i}.attn_qkv.weight"] = (rows, stored[f"{names[0]}.weight"].tensor_type)
+        fused[f"blk.{i}.attn_qkv.bias"] = np.concatenate(biases)
+    paths = rewrite(plain, tmp_path / "apart.gguf", tensors=apart), rewrite(plain, tmp_path / "fused.gguf", tensors=fused)
+    logits = []
+    for path in paths:
+        with nm.load(path, devices="cpu:0,cpu:0", tensor_split="1,2", ctx_size=64) as model:
+            logits.append(model.logits([5, 6, 7, 8]))
+    np.testing.assert_array_equal(logits[0], logits[1])
+    short = rewrite(plain, tmp_path / "short.gguf", tensors={**fused, "blk.1.attn_qkv.bias": np.ones(7, np.float32)})
+    with pytest.raises(ModelFileError, match=r"blk.1.attn_qkv.bias has the shape \[7\], expected the outputs of blk.1.attn_q.bias"):
+        config_of(short)
+
+
+def test_factors_of_rope_follow_from_the_room_of_a_sequence() -> None:
+    rope = RopeConfig(4, 100.0, factors=(1.0, 2.0), long_factors=(4.0, 8.0), original_context=128)
+    assert rope.for_context(128) == RopeConfig(4, 100.0, factors=(1.0, 2.0))
+    assert rope.for_context(129) == RopeConfig(4, 100.0, factors=(4.0, 8.0))

@@ -119,7 +119,7 @@ def test_rows_are_read_into_memory_of_the_caller(tmp_path: Path) -> None:
     with read_gguf(path) as file:
         for name, tensor in file.tensors.items():
             whole, out = file.raw(name), np.zeros((tensor.n_rows - tensor.n_rows // 3, tensor.row_bytes), np.uint8)
-            file.read_rows(name, tensor.n_rows // 3, out)
+            file.read_rows(tensor, tensor.n_rows // 3, out)
             np.testing.assert_array_equal(out, whole[tensor.n_rows // 3 :])
             assert file.sample(name, 5, 9) == whole.tobytes()[5:14]
             assert file.sample(name, tensor.n_bytes - 3, 9) == whole.tobytes()[-3:]
@@ -153,7 +153,7 @@ def test_a_file_that_has_become_shorter_says_so(use: str, tmp_path: Path) -> Non
         os.truncate(path, last.offset + last.n_bytes - 1)
         arguments = {"raw": (), "read_rows": (0, np.zeros((last.n_rows, last.row_bytes), np.uint8)), "sample": (0, last.n_bytes)}[use]
         with pytest.raises(ModelFileError, match=f"m.gguf: ends before byte {last.offset + last.n_bytes}, it had"):
-            getattr(file, use)(last.name, *arguments)
+            getattr(file, use)(last if use == "read_rows" else last.name, *arguments)
 
 
 # --- split files

@@ -158,19 +158,24 @@ class Keys:
                 raise self.error(f"layer {layer} has {heads} query heads over {kv_heads} KV heads; expected a multiple")
         return n_head, n_head_kv
 
-    def rope(self, shape: ModelShape, interleaved: bool, factors: tuple[float, ...] | None = None) -> RopeConfig:
-        """Rotary embedding with the scaling that the file asks for: none, linear, YaRN."""
-        scaling = self.text("rope.scaling.type", "linear")
-        if scaling not in ("none", "linear", "yarn"):
-            raise self.error(f"rope scaling {scaling[:60]!r} is not supported; supported are none, linear and yarn")
+    def rope(self, shape: ModelShape, interleaved: bool, factors: tuple[float, ...] | None = None, has_long: bool = False) -> RopeConfig:
+        """Rotary embedding with the scaling that the file asks for: none, linear, YaRN; `has_long`: factors for short and long contexts."""
+        scaling, known = self.text("rope.scaling.type", "linear"), ("none", "linear", "yarn", *(("longrope",) if has_long else ()))
+        if scaling not in known:
+            raise self.error(f"rope scaling {scaling[:60]!r} is not supported; supported are {', '.join(known)}")
         factor = self.real("rope.scaling.factor", self.real("rope.scale_linear", 0.0))
         if factor < 0:
             raise self.error(f"{self.name_of('rope.scaling.factor')} is {factor}, expected a positive number, or 0 for no scaling")
         factor = 1.0 if factor == 0 or scaling == "none" else factor
         magnitude = self.real("rope.scaling.attn_factor", 1.0)
-        yarn = None
+        yarn, long_factors = None, None
+        original = self.number("rope.scaling.original_context_length", self.number("context_length"))
+        if has_long:
+            factors, long_factors = self.factors("rope_factors_short.weight"), self.factors("rope_factors_long.weight")
+            if (factors is None) != (long_factors is None):
+                raise self.error("one of rope_factors_short.weight and rope_factors_long.weight is missing; expected both or none")
         if scaling == "yarn":
-            yarn = YarnConfig(self.number("rope.scaling.original_context_length", self.number("context_length")))
+            yarn = YarnConfig(original)
             magnitude *= max(1.0, 1.0 + 0.1 * math.log(factor))
         rope = RopeConfig(
             n_dims=self.number("rope.dimension_count", shape.head_dim_k),
@@ -180,6 +185,8 @@ class Keys:
             factors=factors,
             yarn=yarn,
             magnitude=magnitude,
+            long_factors=long_factors,
+            original_context=original if long_factors else 0,
         )
         return self.checked_rope(rope, shape)
 
