@@ -221,7 +221,8 @@ def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) 
     ending = watchdog.report(kind, reason, exit_status)
     if not ending.speaks:
         watchdog.end_silently(ending)
-    if kind == "signal":  # whoever interrupted this rank may not be who reads: an interrupt says nothing by itself
+    # Whoever interrupted this rank may not be who reads: an interrupt says nothing by itself, nor does an exit on one rank alone.
+    if kind == "signal" or (isinstance(error, SystemExit) and isinstance(error.code, int) and ending.message != reason):
         say(ending.message)
     if ending.event.rank == watchdog.rank or reason == ending.event.reason:
         raise error
@@ -253,6 +254,8 @@ def describe_error(error: BaseException) -> tuple[Kind, str, int]:
     if isinstance(error, MemoryError):
         return "raised", "out of memory", 1
     status = getattr(error, "exit_code", getattr(error, "code", 1))
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return "raised", f"ended with status {error.code}", error.code or 1
     name, text = type(error).__name__, " ".join(str(error).split())
     return "raised", f"{name}: {text}" if text else name, status if isinstance(status, int) and status else 1
 

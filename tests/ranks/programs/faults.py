@@ -30,6 +30,11 @@ def endless(model: Model, **options: Any) -> None:
         (folder / f"ready.{own}").touch()
 
 
+def goes_on(model: Model) -> None:
+    """Nothing is wrong but what is done to it."""
+    endless(model)
+
+
 def exits(model: Model) -> None:
     if own == 1:
         sys.exit(0)
@@ -149,8 +154,11 @@ def take_turns() -> None:
 def early() -> None:
     """Before anything is loaded."""
     if own == 0:
-        with nm.load(path, **OPTIONS) as model:
-            endless(model)
+        try:
+            endless(nm.load(path, **OPTIONS))
+        except nm.NumbaMetaError as error:
+            print(f"numba-meta: {error}", file=sys.stderr)
+            sys.exit(1)
     from numba_meta.comm.failure import enter_ranks
 
     enter_ranks()
