@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from numba_meta.comm.calls import Call
 from numba_meta.errors import counted
 from numba_meta.models.sampling import SamplingOptions
 
+_OPTIONS = [field.name for field in fields(SamplingOptions)]
 _MAX_TEXT = 40  # characters; longer ones travel as their digest
 _MAX_IDS = 8  # so many ids of a prompt are shown
 
@@ -26,7 +27,7 @@ def describe_call(
         lengths = [len(prompt) for prompt in prompts]
         said["lengths"] = f"with {counted(sum(lengths), 'prompt token')}"
         said["ids"] = f"with prompt ids {_ids(prompts)}"
-    values = {**facts, **(asdict(options) if options is not None else {})}
+    values = {**facts, **({name: getattr(options, name) for name in _OPTIONS} if options is not None else {})}
     return Call(kind, said | {name: f"with {name} {_short(value)}" for name, value in values.items()})
 
 

@@ -19,7 +19,7 @@ own = int(os.environ["OMPI_COMM_WORLD_RANK"])
 fault = json.loads((folder / "fault.json").read_text())
 PROMPT = [5, 6, 7, 8]
 OPTIONS: list[dict[str, Any]] = [
-    {"temperature": 0.7}, {"top_k": 3}, {"seed": 9}, {"max_tokens": 63}, {"stop": "x"}, {"ignore_eos": False}, {"reuse_prefix": True},
+    {"temperature": 0.7}, {"top_k": 3}, {"seed": 9}, {"max_tokens": 31}, {"stop": "x"}, {"ignore_eos": False}, {"reuse_prefix": True},
     {"repetition_penalty": 1.5},
 ]  # fmt: skip
 
@@ -32,6 +32,11 @@ def end(kind: str) -> None:
         os._exit(fault["value"])
     if kind == "raise":
         raise ValueError("out of luck")
+
+
+def strike() -> None:
+    """When it happened."""
+    (folder / "struck").touch()
 
 
 def other_call(model: Model, launch: RankLaunch) -> None:
@@ -47,8 +52,10 @@ def call(model: Model, number: int, rng: random.Random, launch: RankLaunch) -> N
     """A generation as on all ranks, or what the fault makes of it."""
     hit = fault["rank"] == own and fault["call"] == number
     kind = fault["kind"] if hit else ""
-    options: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True, "temperature": 1.0}
+    options: dict[str, Any] = {"max_tokens": 32, "ignore_eos": True, "temperature": 1.0}
     prompt = [rng.randrange(5, 200) for _ in range(rng.randrange(2, 9))]
+    if kind in ("call", "prompt", "options"):
+        strike()
     if kind == "call":
         other_call(model, launch)
     if kind == "prompt":
@@ -56,7 +63,8 @@ def call(model: Model, number: int, rng: random.Random, launch: RankLaunch) -> N
     if kind == "options":
         options |= OPTIONS[fault["value"]]
     for n, _ in enumerate(model.generate(prompt, **options)):
-        if n == fault["token"]:
+        if n == fault["token"] and kind in ("exit", "os_exit", "raise", "leave"):
+            strike()
             end(kind)
             if kind == "leave":
                 break
