@@ -8,6 +8,8 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
+from numba_meta.comm.calls import ALIKE
+
 WIRE_VERSION = 2  # of everything that ranks send each other; a change of any message counts it up
 RECORD_BYTES = 8192  # of every version, so that ranks of different versions can still read each other's names
 _MAGIC = struct.Struct("<16sI")
@@ -15,7 +17,6 @@ _NAME = b"numba_meta rank\0"
 _MAX_TEXT = 240  # characters of a fact; a longer one travels as its digest
 _MAX_REASON = 1000
 _AFTER_REFUSAL_SECONDS = 2.0
-_SAME_CALLS = "all ranks must make the same calls of a model in the same order"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def judge(records: Sequence[JoinRecord]) -> tuple[str, int] | None:
     if ended := [record for record in records if record.ended]:
         if len(ended) == len(records):
             return None
-        return f"{ended[0].name} ended before it loaded a model, which the others do; {_SAME_CALLS}", 1
+        return f"{ended[0].name} ended before it loaded a model, which the others do; {ALIKE}", 1
     for other in records[1:]:
         for name in dict.fromkeys([*first.facts, *other.facts]):
             here, there = other.facts.get(name, "nothing"), first.facts.get(name, "nothing")

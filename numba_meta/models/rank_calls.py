@@ -23,9 +23,8 @@ def describe_call(
     """A call of model number `model`, by load order. `facts`: limits and the like, by the names that a user gives them."""
     said = {"model": f"of model {model}"}
     if prompts:
-        said |= {"prompts": f"with {counted(len(prompts), 'prompt')}"} if len(prompts) > 1 else {}
-        lengths = [len(prompt) for prompt in prompts]
-        said["lengths"] = f"with {counted(sum(lengths), 'prompt token')}"
+        said["prompts"] = f"with {counted(len(prompts), 'prompt')}"
+        said["lengths"] = f"with {counted(sum(map(len, prompts)), 'prompt token')}"
         said["ids"] = f"with prompt ids {_ids(prompts)}"
     values = {**facts, **({name: getattr(options, name) for name in _OPTIONS} if options is not None else {})}
     return Call(kind, said | {name: f"with {name} {_short(value)}" for name, value in values.items()})

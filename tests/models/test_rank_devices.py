@@ -105,7 +105,7 @@ def test_ranks_draw_with_rank_0s_seed_where_none_is_given() -> None:
     for options in (SamplingOptions(), SamplingOptions(temperature=1.0, seed=5)):
         assert ranks.begin_drawing("generate", [[5, 6]], options, max_tokens=3) is options
     facts = begun[0].facts
-    assert list(facts)[:3] == ["model", "lengths", "ids"] and facts["model"] == "of model 2"
+    assert list(facts)[:4] == ["model", "prompts", "lengths", "ids"] and facts["model"] == "of model 2"
     assert facts["lengths"] == "with 2 prompt tokens" and facts["ids"] == "with prompt ids 5 6"
     assert facts["temperature"] == "with temperature 1" and facts["seed"] == "with seed None" and facts["max_tokens"] == "with max_tokens 3"
     assert begun[1].facts["max_tokens"] == facts["max_tokens"], "numpy's numbers are plain ones"
