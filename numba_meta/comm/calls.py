@@ -197,7 +197,7 @@ class CallLog:
         if self._ended is not None and (max(peer.calls, default=0) > self.number or (peer.ended and left.number > self.number)):
             further = peer.calls.get(self.number + 1)
             made = f"made call {self.number + 1}{': ' + further.kind if further else ''}"
-            return f"{self.name} ended after call {self.number} ({self._call.kind}), {peer.name} {made}"
+            return f"{self.name} ended after call {self.number}, {peer.name} {made}"
         if peer.ended and self.number > left.number:
             return f"{peer.name} ended after call {left.number}, {self.name} made call {self.number}: {self._call.kind}"
         if left.number == self.number and self._ended is not None and peer.ended and left.n_steps != self._n_done:

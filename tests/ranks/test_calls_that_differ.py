@@ -31,7 +31,7 @@ QUICK: dict[str, tuple[str, ...]] = {
 }
 SLOW: dict[str, tuple[str, ...]] = {
     "exits": ("rank 1 (", "ended after call 1, rank 0 (", "made call 2: generate" + ALIKE),
-    "rank_0_exits": ("rank 0 (", "ended after call 1 (load), rank 1 (", "made call 2: generate" + ALIKE),
+    "rank_0_exits": ("rank 0 (", "ended after call 1, rank 1 (", "made call 2: generate" + ALIKE),
     "text": ("rank 1 (", "made call 2: generate with prompt ids 5 6 8; rank 0 (", "): generate with prompt ids 5 6 7" + ALIKE),
     "temperature": ("made call 2: generate with temperature 0.5; rank 0 (", "): generate with temperature 0" + ALIKE),
     "limit": ("made call 2: generate_ids with max_tokens 9; rank 0 (", "): generate_ids with max_tokens 8" + ALIKE),

@@ -74,11 +74,11 @@ def run_fault(fault: Fault, model: str, folder: Path) -> str:
     end = time.time()
     said = said_in(ended.stderr)
     own_end = fault.kind == "os_exit" and fault.value == 0
+    struck = folder / "struck"
+    assert struck.exists() == (fault.kind != "signal"), "the fault did not happen"
     assert ended.left == [] and left_of(folder) == [], "processes are left"
     assert ended.status != 0 and sorted(ended.ranks) == [0, 1], (ended.status, ended.ranks)
     assert all(status for rank, status in ended.ranks.items() if not (own_end and rank == fault.rank)), ended.ranks
-    struck = folder / "struck"
-    assert struck.exists() == (fault.kind != "signal"), "the fault did not happen"
     seconds = end - (struck.stat().st_mtime if struck.exists() else launch.since)
     assert seconds < fault.seconds, f"{seconds:.1f} s"
     if fault.kind == "os_exit" and fault.value and not said:  # Open MPI passes on nothing more, and names rank and status itself

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def other_call(model: Model, launch: RankLaunch) -> None:
     works[fault["value"]]()
 
 
+def tokens(
+    model: Model, prompt: list[int], max_tokens: int, ignore_eos: bool, reuse_prefix: bool = False, stop: str = "", **sampling: Any
+) -> Iterator[int]:
+    """As `generate`; token by token, where several may be one piece of text, or none."""
+    return model._generated(prompt, max_tokens, ignore_eos, reuse_prefix, sampling, None, "generate", [stop] if stop else [])
+
+
 def call(model: Model, number: int, rng: random.Random, launch: RankLaunch) -> None:
     """A generation as on all ranks, or what the fault makes of it."""
     hit = fault["rank"] == own and fault["call"] == number
@@ -62,7 +70,7 @@ def call(model: Model, number: int, rng: random.Random, launch: RankLaunch) -> N
         prompt = prompt[1:] if fault["value"] % 2 else [prompt[0] ^ 1, *prompt[1:]]
     if kind == "options":
         options |= OPTIONS[fault["value"]]
-    for n, _ in enumerate(model.generate(prompt, **options)):
+    for n, _ in enumerate(tokens(model, prompt, **options)):
         if n == fault["token"] and kind in ("exit", "os_exit", "raise", "leave"):
             strike()
             end(kind)
