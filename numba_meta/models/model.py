@@ -170,7 +170,7 @@ class Model(LoadedModel):
         room = [self.context.shape.n_positions - self._check_room(ids) + 1 for ids in all_ids]
         most = room if limit is None else [limit] * len(all_ids)
         stops, ends = stop_texts(stop), self._ends(ignore_eos)
-        options = self._begin_drawing("generate_many", all_ids, plain, max_tokens=max_tokens, stop=stops, ignore_eos=bool(ignore_eos))
+        options = self._begin_drawing("generate_many", all_ids, plain, max_tokens=limit, stop=stops, ignore_eos=bool(ignore_eos))
 
         def is_over(generated: Sequence[int]) -> bool:
             return bool(stops) and any(text in self.detokenize(generated) for text in stops)
