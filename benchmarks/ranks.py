@@ -3,7 +3,8 @@
     python benchmarks/ranks.py [smollm2] [--ranks 1 2 4] [--tokens 200] [--rounds 3]
 
 Every way is a launch of its own (`mpirun` as `numba-meta launch` starts it, or one process), and the launches take turns. In a launch the
-plain and the deterministic model are both loaded, and their texts take turns. Cores are divided by the product's own rule: every rank or
+plain and the deterministic model are both loaded, and their texts take turns. What a call costs before its first step, where all ranks say
+what they call, is the time of `model.cache.clear()`, which does little else. Cores are divided by the product's own rule: every rank or
 device has an equal part of them, and at least one thread.
 """
 
@@ -15,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from command_line import count, run_main
@@ -26,8 +28,9 @@ from numba_meta.comm.failure import ranks
 
 PROMPT = "The lighthouse keeper"
 KINDS = ("ranks", "devices")
+CALLS = 200  # that are timed together
 TEXTS = 3  # of each mode in a launch, after one that warms up
-Speeds = dict[str, list[float]]  # tokens per second by mode, a number for each text
+Speeds = dict[str, list[float]]  # tokens per second by mode, microseconds of a `call`: a number for each text
 
 
 def measure(path: str, devices: str, n_tokens: int) -> None:
@@ -37,12 +40,16 @@ def measure(path: str, devices: str, n_tokens: int) -> None:
         models = {
             mode: nm.load(path, devices=devices, ctx_size=n_tokens + 64, deterministic=on, ranks=launch) for mode, on in modes.items()
         }
-        speeds: Speeds = {mode: [] for mode in modes}
+        speeds: Speeds = {mode: [] for mode in (*modes, "call")}
         for text in range(TEXTS + 1):
             for mode, model in models.items():
                 model.generate_ids(model.tokenize(PROMPT), n_tokens, ignore_eos=True)
                 if text:
                     speeds[mode].append(model.timings.n_generated / model.timings.generation_seconds)
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                models["plain"].cache.clear()
+            speeds["call"].append((time.perf_counter() - begin) / CALLS * 1e6)
         for model in models.values():
             model.close()
         if launch.rank == 0:
@@ -86,12 +93,13 @@ def main() -> None:
     for (kind, n), launches in turns.items():
         plain, deterministic = ([speed for each in launches for speed in each[mode]] for mode in ("plain", "deterministic"))
         cost = [d / p for each in launches for p, d in zip(each["plain"], each["deterministic"], strict=True)]
-        rows.append([f"{n} {kind if n > 1 else kind[:-1]}", spread(plain, 1), spread(deterministic, 1), spread(cost, 2)])
+        rows.append([f"{n} {kind if n > 1 else kind[:-1]}", spread(plain, 1), spread(deterministic, 1), spread(cost, 2),
+                     spread([us for each in launches for us in each["call"]], 0)])  # fmt: skip
     for n in options.ranks:
         medians = {kind: [statistics.median(each["plain"]) for each in turns[kind, n]] for kind in KINDS}
         each_round = [r / d for r, d in zip(medians["ranks"], medians["devices"], strict=True)]
         ratios.append(f"ranks beside devices of one process, {n} of each: {spread(each_round, 2)} x")
-    print(table(["way", "plain, t/s", "deterministic, t/s", "deterministic / plain"], rows, markdown=True))
+    print(table(["way", "plain, t/s", "deterministic, t/s", "deterministic / plain", "a call, us"], rows, markdown=True))
     print("\n".join(ratios))
 
 

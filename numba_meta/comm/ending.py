@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["raised", "vanished", "silent", "signal", "mpi"]
-_ORDER: tuple[Kind, ...] = ("raised", "vanished", "silent", "signal", "mpi")  # a cause before what follows from it
+Kind = Literal["raised", "vanished", "silent", "calls", "signal", "mpi"]
+_ORDER: tuple[Kind, ...] = ("raised", "vanished", "silent", "calls", "signal", "mpi")  # a cause before what follows from it
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class Event:
 
     @property
     def message(self) -> str:
-        """The reason behind the rank's name: as what it said, or as what it did."""
+        """The reason behind the rank's name: as what it said or did. The reason names the ranks itself where their calls differ."""
+        if self.kind == "calls":
+            return self.reason
         colon = ":" if self.kind in ("raised", "mpi") else ""
         return f"rank {self.rank} ({self.host}){colon} {self.reason}"
 
@@ -52,7 +54,8 @@ def choose_ending(events: Sequence[Event], own_rank: int, gone: frozenset[int]) 
 
 def killed(rank: int, host: str) -> Event:
     """A connection that ended without a word."""
-    return Event("vanished", rank, host, "has gone without a word: killed, out of memory, or crashed; see its host's log")
+    reason = "has gone without a word: killed, out of memory, crashed, or ended by os._exit; see its host's log"
+    return Event("vanished", rank, host, reason)
 
 
 def silent(rank: int, host: str, seconds: float) -> Event:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import NoReturn
 
+from numba_meta.comm.calls import CallLog
 from numba_meta.comm.communicators import CommunicatorFactory, Reduction, negotiate
 from numba_meta.comm.ending import Ending, Event, Kind
 from numba_meta.comm.errors import JoinError, MpiError, RankError
@@ -28,7 +29,7 @@ from numba_meta.comm.join import TIMEOUT_VARIABLE, Joined, JoinRequest, agree, j
 from numba_meta.comm.launch import detect_launch
 from numba_meta.comm.mesh import connect_mesh
 from numba_meta.comm.mpi_world import MpiWorld, open_world
-from numba_meta.comm.watchdog import SPEAKER_SECONDS, Watchdog, end_process, say
+from numba_meta.comm.watchdog import SPEAKER_SECONDS, Watchdog, end_process, flush, say
 from numba_meta.comm.world import World
 from numba_meta.errors import NumbaMetaError
 
@@ -42,6 +43,7 @@ class RankLaunch:
     def __init__(self, world: World, watchdog: Watchdog | None) -> None:
         self.world = world
         self.watchdog = watchdog
+        self.calls = watchdog.calls if watchdog is not None else CallLog(world.rank, world.host, lambda _: None, lambda _: None)
         self.joined: Joined | None = None
         self.reduction: Reduction | None = None  # the one that was agreed on last
         self._reductions: dict[str, Reduction] = {}
@@ -62,6 +64,10 @@ class RankLaunch:
         if self.watchdog is not None:
             with self._limited("connect to each other over TCP"):
                 peers = connect_mesh(self.world, [record.host for record in joined.records], joined.one_host)
+            for peer in peers:
+                record = joined.records[peer.rank]
+                if record.host_key == self.world.host_key:
+                    peer.process, peer.start = record.process, record.start
             self.watchdog.attach(peers)
         self.joined = joined
         return joined
@@ -165,6 +171,8 @@ def _end_well(running: RankLaunch | None, watchdog: Watchdog) -> None:
     if running is not None:
         if running.joined is not None:
             watchdog.finish()
+        else:
+            _end_unjoined(running.world, watchdog)
         running.close()
         if isinstance(running.world, MpiWorld):
             guard = threading.Timer(_FINALIZE_SECONDS, os._exit, (1,))
@@ -173,6 +181,19 @@ def _end_well(running: RankLaunch | None, watchdog: Watchdog) -> None:
             running.world.finalize()
             guard.cancel()
     watchdog.stop()
+
+
+def _end_unjoined(world: World, watchdog: Watchdog) -> None:
+    """Waits for the other ranks, which should end too. Ends the process, with the reason, where one of them would join this one."""
+    try:
+        join(world, lambda: JoinRequest(ended=True), timeout=float("inf"))
+    except JoinError as error:
+        if error.speaker == watchdog.rank:
+            say(str(error))
+            flush()
+        else:
+            time.sleep(SPEAKER_SECONDS)
+        os._exit(error.exit_status)
 
 
 def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) -> NoReturn:
@@ -200,7 +221,8 @@ def _fail(running: RankLaunch | None, watchdog: Watchdog, error: BaseException) 
     ending = watchdog.report(kind, reason, exit_status)
     if not ending.speaks:
         watchdog.end_silently(ending)
-    if kind == "signal":  # whoever interrupted this rank may not be who reads: an interrupt says nothing by itself
+    # Whoever interrupted this rank may not be who reads: an interrupt says nothing by itself, nor does an exit on one rank alone.
+    if kind == "signal" or (isinstance(error, SystemExit) and isinstance(error.code, int) and ending.message != reason):
         say(ending.message)
     if ending.event.rank == watchdog.rank or reason == ending.event.reason:
         raise error
@@ -232,6 +254,8 @@ def describe_error(error: BaseException) -> tuple[Kind, str, int]:
     if isinstance(error, MemoryError):
         return "raised", "out of memory", 1
     status = getattr(error, "exit_code", getattr(error, "code", 1))
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return "raised", f"ended with status {error.code}", error.code or 1
     name, text = type(error).__name__, " ".join(str(error).split())
     return "raised", f"{name}: {text}" if text else name, status if isinstance(status, int) and status else 1
 

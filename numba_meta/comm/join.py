@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from numba_meta.comm.cores import threads_of_rank
 from numba_meta.comm.errors import JoinError, RankError
 from numba_meta.comm.host_memory import HostNeed
+from numba_meta.comm.processes import start_of
 from numba_meta.comm.record import (
     JoinRecord,
     decode_record,
@@ -40,6 +41,7 @@ class JoinRequest:
     forced: str = ""
     needed_host_bytes: int = 0
     available_host_bytes: int | None = None
+    ended: bool = False  # nothing: its program is over, and the other ranks' should be too
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def own_record(world: World, prepare: Callable[[], JoinRequest], seconds: float 
         rank=world.rank, host=world.host, host_key=world.host_key, process=world.process, version=numba_meta.__version__,
         ok=not reason, reason=reason, exit_status=exit_status, facts=dict(request.facts), offers=tuple(request.offers),
         forced=request.forced, cores=format_cores(os.sched_getaffinity(0)), needed_host_bytes=request.needed_host_bytes,
-        available_host_bytes=request.available_host_bytes, give_up_at=0.0 if seconds is None else time.time() + seconds,
+        available_host_bytes=request.available_host_bytes, start=start_of(world.process), ended=request.ended,
+        give_up_at=0.0 if seconds is None else time.time() + seconds,
     )  # fmt: skip
 
 

@@ -10,9 +10,10 @@ import json
 import secrets
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from numba_meta.comm.errors import RankError
 from numba_meta.comm.world import World
@@ -32,11 +33,15 @@ class Peer:
     host: str
     socket: socket.socket
     unread: bytes = b""
+    process: int = 0  # where it runs on this host: its number, and when it started (`processes.start_of`)
+    start: int = 0
+    sending: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, message: dict[str, object]) -> bool:
         """Sends one line; False where the other end is gone or reads nothing."""
         try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
+            with self.sending:  # lines of two threads do not mix
+                self.socket.sendall(json.dumps(message).encode() + b"\n")
             return True
         except OSError:
             return False

@@ -8,7 +8,9 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
-WIRE_VERSION = 1  # of everything that ranks send each other; a change of any message counts it up
+from numba_meta.comm.calls import ALIKE
+
+WIRE_VERSION = 2  # of everything that ranks send each other; a change of any message counts it up
 RECORD_BYTES = 8192  # of every version, so that ranks of different versions can still read each other's names
 _MAGIC = struct.Struct("<16sI")
 _NAME = b"numba_meta rank\0"
@@ -36,6 +38,8 @@ class JoinRecord:
     cores: str = ""  # ranges such as 0-3,8
     needed_host_bytes: int = 0
     available_host_bytes: int | None = None
+    start: int = 0  # of the process (`processes.start_of`)
+    ended: bool = False  # has nothing to join for: its program is over
     give_up_at: float = 0.0  # seconds of the host's clock, when it stops waiting for the others
 
     @property
@@ -94,6 +98,10 @@ def judge(records: Sequence[JoinRecord]) -> tuple[str, int] | None:
             return f"rank {rank} (process {record.process} on {record.host}) joined twice, also as rank {twin.rank}; expected once", 1
     if refusal := first_refusal(records):
         return refusal
+    if ended := [record for record in records if record.ended]:
+        if len(ended) == len(records):
+            return None
+        return f"{ended[0].name} ended before it loaded a model, which the others do; {ALIKE}", 1
     for other in records[1:]:
         for name in dict.fromkeys([*first.facts, *other.facts]):
             here, there = other.facts.get(name, "nothing"), first.facts.get(name, "nothing")

@@ -18,8 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from numba_meta.comm.calls import CallLog
 from numba_meta.comm.ending import Ending, Event, Kind, choose_ending, killed, silent
 from numba_meta.comm.mesh import Peer
+from numba_meta.comm.processes import kill_process
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0  # 30 heartbeats missed
@@ -41,11 +43,13 @@ class Watchdog:
         self.decided = threading.Event()
         self.all_ended = threading.Event()
         self.before_exit: list[Callable[[], None]] = []  # what ends work that may wait for other ranks for ever: kernels on a GPU
+        self.calls = CallLog(rank, host, self._tell, lambda reason: self.give_up(reason, "calls"))
         self._end = (lambda ending: end_process(ending, self.before_exit)) if end is None else end
         self._peers: dict[int, Peer] = {}
         self._last_heard: dict[int, float] = {}
         self._closed: set[int] = set()
         self._vanished: set[int] = set()  # closed without a word
+        self._silent: set[int] = set()  # without a sign of life
         self._told: set[int] = set()  # said why they end: those speak for themselves
         self._finished: set[int] = set()  # said goodbye
         self._speaker_left = threading.Event()
@@ -84,6 +88,7 @@ class Watchdog:
         with self._lock:
             self._peers = {peer.rank: peer for peer in peers}
             self._last_heard = dict.fromkeys(self._peers, time.monotonic())
+            self.calls.attach({peer.rank: peer.host for peer in peers})
         self._poke()
 
     def report(self, kind: Kind, reason: str, exit_status: int = 1) -> Ending:
@@ -96,7 +101,7 @@ class Watchdog:
         self._add(Event(kind, self.rank, self.host, reason, exit_status))
         self._poke()
         self.decided.wait(GATHER_SECONDS + UNWIND_SECONDS / 2)
-        return self.ending or choose_ending(self._events, self.rank, frozenset(self._vanished))
+        return self.ending or choose_ending(self._events, self.rank, frozenset(self._vanished | self._silent))
 
     def end_silently(self, ending: Ending) -> NoReturn:
         """Ends this process once the rank that speaks has ended."""
@@ -104,15 +109,15 @@ class Watchdog:
             self._speaker_left.wait(SPEAKER_SECONDS)
         os._exit(ending.exit_status)
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, reason: str, kind: Kind = "raised") -> None:
         """This rank fails while its main thread cannot be reached: the watchdog tells the others and ends the process."""
-        self._add(Event("raised", self.rank, self.host, reason))
+        self._add(Event(kind, self.rank, self.host, reason))
         self._poke()
 
     def finish(self) -> None:
         """This rank is done: waits until all others are, however long it takes them. The watch goes on until then."""
+        self._tell(self.calls.end())
         self._saying_goodbye = True
-        self._tell({"bye": True})
         self._poke()
         while not self.all_ended.wait(0.5):  # in slices, so that Ctrl-C gets through
             pass
@@ -163,16 +168,20 @@ class Watchdog:
             self._look_for_silence(now)
             if os.getppid() != self._launcher:  # killed itself: nobody is left who would end the ranks
                 self._add(Event("vanished", self.rank, self.host, "was left alone: its launcher has gone"))
+            if not self._events and (reason := self.calls.judge()):
+                self._add(Event("calls", self.rank, self.host, reason))
             if self._saying_goodbye and self._peers.keys() <= self._finished and not self._events:
                 self.all_ended.set()
             if now >= self._decide_at and self.ending is None:
-                self.ending = choose_ending(self._events, self.rank, frozenset(self._vanished))
+                self.ending = choose_ending(self._events, self.rank, frozenset(self._vanished | self._silent))
                 self.decided.set()
             waits = self._must_wait(now)
             if self.ending is not None and now >= self._unwind_until and not waits:
                 # Before the ranks are connected, a launcher's SIGTERM mostly follows from a reason that another rank has said.
                 known_elsewhere = self._handed_over or (self.ending.event.kind == "signal" and not self._peers)
                 self._tell({"event": vars(self.ending.event)})  # who has not decided yet would take this rank's end for the reason
+                if self._silent:
+                    self.before_exit.append(self._kill_silent)
                 self._end(replace(self.ending, speaks=self.ending.speaks and not known_elsewhere))
                 return
 
@@ -207,6 +216,7 @@ class Watchdog:
         self._last_heard[peer.rank] = time.monotonic()
         told = False
         for message in messages:
+            self.calls.hear(peer.rank, message)
             if "bye" in message:
                 self._finished.add(peer.rank)
             if "event" in message and isinstance(message["event"], dict):
@@ -225,7 +235,13 @@ class Watchdog:
     def _look_for_silence(self, now: float) -> None:
         for rank, heard in self._last_heard.items():
             if now - heard > SILENCE_SECONDS and rank not in self._closed | self._finished and not self._events:
+                self._silent.add(rank)
                 self._add(silent(rank, self._peers[rank].host, now - heard))
+
+    def _kill_silent(self) -> None:
+        """Ends ranks of this host that were stopped: a launcher's signals may reach no more than a process between."""
+        for rank in self._silent:
+            kill_process(self._peers[rank].process, self._peers[rank].start)
 
     def _add(self, event: Event, tell: bool = True) -> None:
         with self._lock:

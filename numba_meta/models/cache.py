@@ -18,10 +18,13 @@ class Cache(OneProcess):
 
     _what = "the cache of a loaded model"
 
-    def __init__(self, operations: CacheOperations, check_open: Callable[[], None], begin_use: Callable[[], None]) -> None:
+    def __init__(
+        self, operations: CacheOperations, check_open: Callable[[], None], begin_call: Callable[..., None], begin_use: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._operations = operations
         self._check_open = check_open
+        self._begin_call = begin_call
         self._begin_use = begin_use
 
     def length(self, sequence: int = 0) -> int:
@@ -35,7 +38,9 @@ class Cache(OneProcess):
     def clear(self, sequence: int | None = None) -> None:
         """Forgets a sequence, or all."""
         self._check_open()
-        self._operations.clear(None if sequence is None else self._sequence(sequence))
+        number = None if sequence is None else self._sequence(sequence)
+        self._begin_call("cache.clear", sequence=number)
+        self._operations.clear(number)
         self._begin_use()
 
     def remove(self, sequence: int, start: int, stop: int | None = None) -> None:
@@ -44,12 +49,15 @@ class Cache(OneProcess):
         A sliding window cannot go back to what it has overwritten: an end that would need that is a `UsageError`.
         """
         sequence, start, stop = self._sequence(sequence), integer("start", start), None if stop is None else integer("stop", stop)
+        self._begin_call("cache.remove", sequence=sequence, start=start, stop=stop)
         self._operations.remove(sequence, start, stop)
         self._begin_use()
 
     def copy(self, source: int, destination: int) -> None:
         """Makes `destination` equal to `source`, with cells of its own. Raises `ContextFullError` where there is no room."""
-        self._operations.copy(self._sequence(source), self._sequence(destination))
+        source, destination = self._sequence(source), self._sequence(destination)
+        self._begin_call("cache.copy", source=source, destination=destination)
+        self._operations.copy(source, destination)
         self._begin_use()
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
@@ -59,7 +67,9 @@ class Cache(OneProcess):
         sight: it is not what the shorter text alone would give. Kept tokens that a sliding window had lost already stay lost for its
         layers.
         """
-        self._operations.shift(self._sequence(sequence), integer("keep", keep), integer("drop", drop))
+        sequence, keep, drop = self._sequence(sequence), integer("keep", keep), integer("drop", drop)
+        self._begin_call("cache.shift", sequence=sequence, keep=keep, drop=drop)
+        self._operations.shift(sequence, keep, drop)
         self._begin_use()
 
     def _sequence(self, sequence: int) -> int:

@@ -134,6 +134,12 @@ class Context(OneProcess):
         """
         if self._closed:
             raise NumbaMetaError("the context was closed; load the model again")
+        if self.group is None:
+            return self._decode(tokens, sequences, outputs, capacity)
+        with self.group.calls:
+            return self._decode(tokens, sequences, outputs, capacity)
+
+    def _decode(self, tokens: Sequence[int], sequences: Sequence[int], outputs: Sequence[int], capacity: Capacity | None) -> Logits:
         capacity = capacity or self.capacity_for(len(tokens), len(outputs))
         self._check_batch(tokens, sequences, outputs, capacity)
         note = None if self.traces is None else partial(self._note_times, len(tokens), len(set(sequences)) == len(tokens))

@@ -148,14 +148,18 @@ def _check_tokenizer(file: GGUFFile, model: ModelDescription, needs_text: bool, 
 
 def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None, launch: RankLaunch, needs_text: bool) -> Model:
     """Joins the other ranks before any memory is taken, then loads this rank's pieces."""
+    from numba_meta.comm.calls import Call
     from numba_meta.models.load_ranks import RankLoad
 
-    load = RankLoad(launch, options)
+    load, calls = RankLoad(launch, options), launch.calls
+    calls.begin(Call("load"))
     try:
-        file, model, plan, group = load.join(
-            lambda: read_gguf(resolve_model(name, progress)), lambda file, model: _check_tokenizer(file, model, needs_text, not launch.rank)
-        )
-        context = load_context(file, model, options, plan, progress, group)
+        with calls:
+            file, model, plan, group = load.join(
+                lambda: read_gguf(resolve_model(name, progress)),
+                lambda file, model: _check_tokenizer(file, model, needs_text, not launch.rank),
+            )
+            context = load_context(file, model, options, plan, progress, group)
     except BaseException as error:
         load.close()
         _let_go_of_locals(error)

@@ -53,9 +53,10 @@ class RankLoad:
         joined = launch.join(prepare, release=self.close)
         ((file, model, plan),) = planned
         check_host_memory(joined)
+        launch.calls.n_models += 1
         n_threads = choose_threads(self._options.threads or joined.threads(), len(plan.specs))
         ranks = Ranks(launch.rank, plan.rank_devices, self._table(plan))
-        return file, model, replace(plan, n_threads=n_threads), RankGroup(launch, joined, ranks)
+        return file, model, replace(plan, n_threads=n_threads), RankGroup(launch, joined, ranks, launch.calls.n_models)
 
     def _request(self, file: GGUFFile, model: ModelDescription, plan: LoadPlan) -> JoinRequest:
         identity = identify_model(file, model.config.shape.n_layer, model.config.shape.n_vocab)

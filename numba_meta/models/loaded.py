@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,7 @@ class LoadedModel(OneProcess):
         self._load_plan = plan
         self._open = True
         self._lock = threading.RLock()  # held for a step and the reading of its logits, by whichever Python thread asks
+        self._last_call = 0  # its number among those of all ranks
         self._uses = 0  # how often the cache was begun anew: a generation whose cache another call has taken must not go on
 
     # ---- what was decided --------------------------------------------------------------------------------------------------------------
@@ -88,7 +90,7 @@ class LoadedModel(OneProcess):
     def cache(self) -> Cache:
         """The sequences in the cache: their tokens, and clear, remove, copy, shift."""
         self._check_open()
-        return Cache(self.context.cache, self._check_open, self._begin_use)
+        return Cache(self.context.cache, self._check_open, self._begin_call, self._begin_use)
 
     def save_state(self, path: str | Path) -> None:
         """Writes what the cache holds, all sequences, to a file that any split and place of the cache of this model can load.
@@ -116,6 +118,12 @@ class LoadedModel(OneProcess):
     @cached_property
     def _identity(self) -> ModelIdentity:
         return identify_model(self._file, self.config.shape.n_layer, self.config.shape.n_vocab)
+
+    def _begin_call(self, kind: str, prompts: Sequence[Sequence[int]] = (), **facts: object) -> None:
+        """Over ranks: all say what they call, and go on once they have said the same."""
+        if self.context.group is not None:
+            self.context.group.begin(kind, prompts, **facts)
+            self._last_call = self.context.group.calls.number
 
     def _begin_use(self) -> None:
         self._check_open()
@@ -163,6 +171,8 @@ class LoadedModel(OneProcess):
         with self._lock, held_back():
             if self._open:
                 self._open = False
+                if self.context.group is not None and sys.exc_info()[0] is None:  # of an error the others hear more
+                    self.context.group.calls.leave(self._last_call)
                 self.context.close()
                 self.context.transport.close()
                 self._file.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -22,6 +23,7 @@ from numba_meta.models.context import Context
 from numba_meta.models.gguf import GGUFFile
 from numba_meta.models.load_plan import LoadOptions, LoadPlan
 from numba_meta.models.loaded import LoadedModel
+from numba_meta.models.ranks import RankCall
 from numba_meta.models.recordings import Capacity
 from numba_meta.models.sampling import Sampler, SamplingOptions
 from numba_meta.models.step_shape import SMALL_ROWS
@@ -112,7 +114,8 @@ class Model(LoadedModel):
         stops = stop_texts(stop)
         ids = self._prompt_ids(prompt)
         stream = StreamDetokenizer(self.tokenizer, at_start=not ids)
-        tokens = self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep))
+        kept = self._kept_on_shift(ids, context_shift, keep)
+        tokens = self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, kept, stop=stops)
         return until_stop(self._pieces(tokens, stream), stops)
 
     def _pieces(self, tokens: Iterator[int], stream: StreamDetokenizer) -> Iterator[str]:
@@ -140,8 +143,10 @@ class Model(LoadedModel):
         ids = self._prompt_ids(prompt)
         if max_tokens is None and context_shift and ignore_eos:
             raise UsageError("max_tokens None with context_shift and ignore_eos has no end; give a number, or use generate")
+        self._check_thread()
         with self._lock:  # threads take turns
-            return list(self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, self._kept_on_shift(ids, context_shift, keep)))
+            kept = self._kept_on_shift(ids, context_shift, keep)
+            return list(self._generated(ids, max_tokens, ignore_eos, reuse_prefix, sampling, kept, "generate_ids"))
 
     def generate_many(
         self,
@@ -160,11 +165,12 @@ class Model(LoadedModel):
         from numba_meta.models.many import generate_many
 
         all_ids = [self._prompt_ids(prompt) for prompt in listed_prompts(prompts)]
-        options = self._sampling(sampling)
+        plain = sampling_options(sampling)
         limit = self._checked_limit(max_tokens)
         room = [self.context.shape.n_positions - self._check_room(ids) + 1 for ids in all_ids]
         most = room if limit is None else [limit] * len(all_ids)
         stops, ends = stop_texts(stop), self._ends(ignore_eos)
+        options = self._begin_drawing("generate_many", all_ids, plain, max_tokens=limit, stop=stops, ignore_eos=bool(ignore_eos))
 
         def is_over(generated: Sequence[int]) -> bool:
             return bool(stops) and any(text in self.detokenize(generated) for text in stops)
@@ -183,12 +189,28 @@ class Model(LoadedModel):
         reuse_prefix: bool,
         sampling: dict[str, Any],
         kept_on_shift: int | None = None,
+        kind: str = "generate",
+        stop: Sequence[str] = (),
     ) -> Iterator[int]:
-        """Ids one by one. The last one is not fed back: nobody reads what would follow. `kept_on_shift` None: no shift."""
+        """Ids one by one. The last one is not fed back: nobody reads what would follow. `kept_on_shift` None: no shift. `kind` and `stop`
+        are what other ranks are told.
+        """
         self._check_open()
-        sampler, ends = Sampler(self._sampling(sampling), self._n_tokens), self._ends(ignore_eos)
+        plain, ends = sampling_options(sampling), self._ends(ignore_eos)
         limit, reuse = self._checked_limit(max_tokens), switch("reuse_prefix", reuse_prefix)
         self._check_room(ids)
+        limits = {"max_tokens": limit, "stop": list(stop), "ignore_eos": bool(ignore_eos), "reuse_prefix": reuse}
+        shift = {"context_shift": kept_on_shift is not None, "keep": kept_on_shift}
+        sampler = Sampler(self._begin_drawing(kind, [ids], plain, **limits, **shift), self._n_tokens)
+        group = self.context.group
+        with nullcontext() if group is None else RankCall(group) as call:
+            yield from self._tokens(ids, limit, sampler, ends, reuse, kept_on_shift, call)
+
+    def _tokens(
+        self, ids: list[int], limit: int | None, sampler: Sampler, ends: frozenset[int], reuse: bool, kept_on_shift: int | None,
+        call: RankCall | None,
+    ) -> Iterator[int]:  # fmt: skip
+        """As `_generated`, of a call that has begun."""
         begin = time.perf_counter()
         recent = list(ids)
         with self._lock:
@@ -211,6 +233,8 @@ class Model(LoadedModel):
                 is_full = not self.context.cells.room(0)
                 if is_full and limit is None and kept_on_shift is None:
                     return
+                if call is not None:
+                    call.go_on()
                 if is_full and kept_on_shift is not None:
                     self.context.cache.shift(0, *choose_shift(self.context.cells.length(0), kept_on_shift))
                 token = sampler.sample(self._step(token), recent)
@@ -236,9 +260,11 @@ class Model(LoadedModel):
         """float32 `[len(ids), n_vocab]`, or `[n_vocab]` of the last row, from a cleared cache."""
         checked = self._prompt_ids(ids)
         self._check_room(checked)
+        last = switch("last", last)
+        self._begin_call("logits", [checked], last=last)
         with self._lock:
             self._reset()
-            if switch("last", last):
+            if last:
                 return self._feed(checked).copy()
             return np.concatenate([rows.copy() for rows in self._feed_all(checked)])
 
@@ -264,6 +290,7 @@ class Model(LoadedModel):
             raise UsageError(f"a text of {what} has no whole chunk of {ctx_size}; use a longer text or a smaller ctx_size of at least 3")
         bos = self.tokenizer.bos_id if self.tokenizer.vocabulary.add_bos else None
         total, count, first = 0.0, 0, ctx_size // 2
+        self._begin_call("perplexity", [ids], ctx_size=ctx_size)
         with self._lock:
             for chunk in range(n_chunks):
                 part = self._prompt_ids(ids[chunk * ctx_size : (chunk + 1) * ctx_size])
@@ -280,9 +307,19 @@ class Model(LoadedModel):
 
     # ---- checks ------------------------------------------------------------------------------------------------------------------------
 
-    def _sampling(self, sampling: dict[str, Any]) -> SamplingOptions:
-        options, group = sampling_options(sampling), self.context.group
-        return options if group is None else group.with_seed(options)
+    def _begin_drawing(self, kind: str, prompts: Sequence[Sequence[int]], options: SamplingOptions, **facts: object) -> SamplingOptions:
+        """As `_begin_call`; options by which all ranks draw the same tokens."""
+        group = self.context.group
+        if group is None:
+            return options
+        options = group.begin_drawing(kind, prompts, options, **facts)
+        self._last_call = group.calls.number
+        return options
+
+    def _check_thread(self) -> None:
+        """Over ranks: that no other thread makes calls. Before it would wait for that thread."""
+        if self.context.group is not None:
+            self.context.group.calls.check_thread()
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         self._check_open()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from numba_meta.devices.parse import DeviceSpec, format_bytes, parse_devices
 from numba_meta.errors import OutOfMemoryError, UsageError
+from numba_meta.models.rank_calls import describe_call
 from numba_meta.models.sampling import SamplingOptions
 from numba_meta.schedule.ranks import Ranks
 from numba_meta.split.state import SplitState
 from numba_meta.tensor import Tensor, contiguous_strides
 
 if TYPE_CHECKING:
+    from numba_meta.comm.calls import CallLog
     from numba_meta.comm.failure import RankLaunch
     from numba_meta.comm.join import Joined
-
-_SEED_BYTES = 8
 
 
 def parse_rank_devices(devices: str | Sequence[str], n_ranks: int) -> tuple[tuple[DeviceSpec, ...], ...]:
@@ -39,6 +39,7 @@ class RankGroup:
     launch: RankLaunch
     joined: Joined
     ranks: Ranks
+    model: int = 1  # its number by load order, the same on all ranks
 
     def leaders_first(self, work: Callable[[], None]) -> None:
         """Does `work` on one rank of each host, then on the others."""
@@ -50,12 +51,38 @@ class RankGroup:
         """The least of all ranks' levels, each 0 to 255. All ranks call this together."""
         return min(each[0] for each in self.launch.world.exchange(bytes([level]), purpose))
 
-    def with_seed(self, options: SamplingOptions) -> SamplingOptions:
-        """Options by which all ranks draw the same tokens: rank 0's random seed where none is given and one is needed."""
-        if options.greedy or options.seed is not None:
-            return options
-        seeds = self.launch.world.exchange(secrets.randbits(32).to_bytes(_SEED_BYTES, "little"), "seed")
-        return replace(options, seed=int.from_bytes(seeds[0], "little"))
+    @property
+    def calls(self) -> CallLog:
+        """The calls of all models of this launch; `with group.calls:` is around a step."""
+        return self.launch.calls
+
+    def begin(self, kind: str, prompts: Sequence[Sequence[int]], **facts: object) -> None:
+        """Begins a call, once all ranks have said the same."""
+        self.calls.begin(describe_call(kind, self.model, prompts, None, facts))
+
+    def begin_drawing(self, kind: str, prompts: Sequence[Sequence[int]], options: SamplingOptions, **facts: object) -> SamplingOptions:
+        """As `begin`. Options by which all ranks draw the same tokens: rank 0's random seed where none is given and one is needed."""
+        seed = self.calls.begin(describe_call(kind, self.model, prompts, options, facts))
+        return options if options.greedy or options.seed is not None else replace(options, seed=seed)
+
+
+class RankCall:
+    """The call that has just begun, token by token: other calls may follow in between. `with` is around all of them."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._calls = group.calls
+        self._number = group.calls.number
+
+    def go_on(self) -> None:
+        """Before a token; the same one on all ranks."""
+        self._number = self._calls.go_on(self._number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None or kind is GeneratorExit:  # of an error the others hear more
+            self._calls.leave(self._number)
 
 
 def check_host_memory(joined: Joined) -> None:

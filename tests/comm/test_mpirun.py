@@ -47,7 +47,7 @@ def test_a_forced_communicator_that_cannot_be(name, tmp_path):
 @pytest.mark.parametrize(
     ("scenario", "reason", "n"),
     [
-        ("version", f"runs numba_meta {numba_meta.__version__} (wire format 1); install the same version for every rank", 2),
+        ("version", f"runs numba_meta {numba_meta.__version__} (wire format 2); install the same version for every rank", 2),
         ("options", "has ctx_size 2048, rank 0", 3),
         ("file", "has model header sha256", 2),
         ("refusal", "cuda:0 is missing; expected a GPU", 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -14,10 +15,13 @@ from pathlib import Path
 import pytest
 from fake_ranks import run_ranks
 
+from numba_meta.comm import calls as calls_module
 from numba_meta.comm import mesh as mesh_module
 from numba_meta.comm import watchdog as watchdog_module
+from numba_meta.comm.calls import Call
 from numba_meta.comm.errors import RankError
 from numba_meta.comm.mesh import Peer, connect_mesh
+from numba_meta.comm.processes import start_of
 from numba_meta.comm.watchdog import Watchdog
 
 
@@ -141,16 +145,59 @@ def test_silence_is_noticed_and_heartbeats_keep_a_slow_rank_alive(make, monkeypa
     assert time.monotonic() - begin > 2.9  # 2 after its last one
 
 
+def test_a_rank_that_was_stopped_is_ended_and_does_not_speak(make, monkeypatch):
+    monkeypatch.setattr(watchdog_module, "SILENCE_SECONDS", 0.5)
+    process = subprocess.Popen(["sleep", "60"])
+    process.send_signal(signal.SIGSTOP)
+    rank = make(1, (0,))
+    rank.dog._peers[0].process, rank.dog._peers[0].start = process.pid, start_of(process.pid)
+    ending = rank.ending()
+    assert ending.speaks and ending.message.startswith("rank 0 (host0) sent no sign of life")
+    assert process.poll() is None, "the reason is said before"
+    monkeypatch.setattr(watchdog_module, "say", lambda _: None)
+    monkeypatch.setattr(watchdog_module.os, "_exit", lambda _: None)
+    watchdog_module.end_process(ending, rank.dog.before_exit)
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def begin_aside(dog, monkeypatch):
+    """In a thread, which in a rank would be ended with the process."""
+    monkeypatch.setattr(calls_module, "_HALT_SECONDS", 0.0)
+
+    def begin():
+        with contextlib.suppress(RankError):
+            dog.calls.begin(Call("generate"))
+
+    threading.Thread(target=begin, daemon=True).start()
+
+
+def test_calls_that_differ_are_an_ending(make, monkeypatch):
+    rank = make(0, (1,))
+    rank.far[1].send({"call": 2, "kind": "logits", "facts": {}, "n_steps": 0, "seed": 0})
+    begin_aside(rank.dog, monkeypatch)
+    ending = rank.ending()
+    assert ending.message.startswith("rank 1 (host1) made call 2: logits; rank 0 (host0): generate; ") and ending.speaks
+    assert rank.heard(1, "event")["kind"] == "calls"
+
+
+def test_a_rank_that_ends_before_the_others_is_an_ending(make, monkeypatch):
+    rank = make(0, (1,))
+    rank.far[1].send({"bye": 1, "n_steps": 0})
+    rank.far[1].socket.close()
+    begin_aside(rank.dog, monkeypatch)
+    assert rank.ending().message.startswith("rank 1 (host1) ended after call 1, rank 0 (host0) made call 2: generate; ")
+
+
 def test_a_good_end_waits_for_all(make):
     rank = make(0, (1, 2))
-    finisher = threading.Thread(target=rank.dog.finish)
+    finisher = threading.Thread(target=rank.dog.finish, daemon=True)
     finisher.start()
-    assert rank.heard(1, "bye") is True
-    rank.far[1].send({"bye": True})
+    assert rank.heard(1, "bye") == 1
+    rank.far[1].send({"bye": 1, "n_steps": 0})
     rank.far[1].socket.close()  # after a goodbye that is no failure
     finisher.join(0.7)
     assert finisher.is_alive() and not rank.endings
-    rank.far[2].send({"bye": True})
+    rank.far[2].send({"bye": 1, "n_steps": 0})
     finisher.join(5)
     assert not finisher.is_alive() and not rank.endings
 

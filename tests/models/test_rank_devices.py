@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from numba_meta.comm.calls import Call
 from numba_meta.comm.join import Joined
 from numba_meta.comm.record import JoinRecord
 from numba_meta.dtypes import F16
 from numba_meta.errors import OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
+from numba_meta.models.rank_calls import describe_call
 from numba_meta.models.ranks import RankGroup, check_host_memory, leaf_of_devices, parse_rank_devices
 from numba_meta.models.sampling import SamplingOptions
 from numba_meta.schedule.ranks import device_ranges
@@ -82,17 +86,37 @@ def test_ranks_of_one_host_add_up_what_they_need() -> None:
         check_host_memory(joined(("a", 60, 100), ("b", 60, 100), ("a", 60, 110)))
 
 
-def group(seeds_of_others: list[bytes]) -> RankGroup:
-    world = SimpleNamespace(exchange=lambda payload, purpose: [seeds_of_others[0], payload])
-    launch: Any = SimpleNamespace(world=world)
-    return RankGroup(launch, joined(("a", 0, None)), SimpleNamespace())  # type: ignore[arg-type]
+def group(levels: list[bytes], begin: Callable[[Call], int] = lambda _: 0) -> RankGroup:
+    world = SimpleNamespace(exchange=lambda payload, purpose: [levels[0], payload])
+    launch: Any = SimpleNamespace(world=world, calls=SimpleNamespace(begin=begin))
+    return RankGroup(launch, joined(("a", 0, None)), SimpleNamespace(), 2)  # type: ignore[arg-type]
 
 
 def test_ranks_draw_with_rank_0s_seed_where_none_is_given() -> None:
-    ranks = group([(123456).to_bytes(8, "little")])
-    assert ranks.with_seed(SamplingOptions(temperature=1.0)) == SamplingOptions(temperature=1.0, seed=123456)
+    begun: list[Call] = []
+
+    def begin(call: Call) -> int:
+        begun.append(call)
+        return 123456
+
+    ranks = group([b""], begin)
+    drawn = ranks.begin_drawing("generate", [[5, 6]], SamplingOptions(temperature=1.0), max_tokens=np.int64(3))
+    assert drawn == SamplingOptions(temperature=1.0, seed=123456)
     for options in (SamplingOptions(), SamplingOptions(temperature=1.0, seed=5)):
-        assert ranks.with_seed(options) is options
+        assert ranks.begin_drawing("generate", [[5, 6]], options, max_tokens=3) is options
+    facts = begun[0].facts
+    assert list(facts)[:4] == ["model", "prompts", "lengths", "ids"] and facts["model"] == "of model 2"
+    assert facts["lengths"] == "with 2 prompt tokens" and facts["ids"] == "with prompt ids 5 6"
+    assert facts["temperature"] == "with temperature 1" and facts["seed"] == "with seed None" and facts["max_tokens"] == "with max_tokens 3"
+    assert begun[1].facts["max_tokens"] == facts["max_tokens"], "numpy's numbers are plain ones"
+
+
+def test_what_is_long_is_told_as_its_digest() -> None:
+    texts = [describe_call("x", 1, [prompt], None, {"stop": ["a" * n]}).facts for prompt, n in ((range(9), 99), (range(1, 10), 98))]
+    assert all("sha256" in facts[name] and len(facts[name]) < 50 for facts in texts for name in ("ids", "stop"))
+    assert texts[0]["ids"] != texts[1]["ids"] and texts[0]["stop"] != texts[1]["stop"]
+    many = [describe_call("x", 1, prompts, None, {}).facts["ids"] for prompts in ([[1, 2], [3]], [[1], [2, 3]])]
+    assert many[0] != many[1]
 
 
 def test_the_least_level_counts() -> None:
