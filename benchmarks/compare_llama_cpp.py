@@ -19,7 +19,7 @@ from command_line import count, run_main
 
 import numba_meta as nm
 from numba_meta.cli.machine import copy_bandwidth
-from numba_meta.models.pull import resolve_model
+from numba_meta.models.files.pull import resolve_model
 
 TEXT = "A lamp stood in every window of the harbour, and the boats came home by their light. "
 Speeds = tuple[float, float]  # prompt, generation in tokens per second

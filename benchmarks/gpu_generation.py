@@ -31,8 +31,8 @@ from command_line import count, listed, one_of, run_main
 import numba_meta as nm
 from numba_meta.dtypes import BY_NAME, CACHE_TYPES, DType
 from numba_meta.kernels.cuda import packing
-from numba_meta.models.gguf import GGUFFile
-from numba_meta.models.recordings import Capacity
+from numba_meta.models.files.gguf import GGUFFile
+from numba_meta.models.running.recordings import Capacity
 
 COPY_BYTES_PER_SECOND = 4.0e12  # of an H200, read and written (page 7 of the design: 3,900 to 4,200 GB/s)
 SHAPES = {  # layers, width, heads, KV heads, head dim, feed-forward width, vocabulary

@@ -28,7 +28,7 @@ from gpu_generation import SHAPES, fill, random_weights, write_header
 import numba_meta as nm
 from numba_meta.devices.cuda import CudaDevice
 from numba_meta.devices.cuda_graph import capture, capture_copy
-from numba_meta.models.recordings import Capacity
+from numba_meta.models.running.recordings import Capacity
 from numba_meta.schedule.bound import step_bound
 from numba_meta.schedule.record_cuda import RecordedCudaStep
 

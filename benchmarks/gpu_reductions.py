@@ -28,7 +28,7 @@ from numba_meta.devices.cuda_driver import GpuContext, call, n_gpus, open_gpu
 from numba_meta.devices.cuda_graph import CudaGraph, capture
 from numba_meta.devices.parse import DeviceSpec
 from numba_meta.kernels.cuda.kernel import CudaKernel, Gpu
-from numba_meta.models.load_ranks import factories_for
+from numba_meta.models.loading.load_ranks import factories_for
 
 SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20)  # bytes
 LAUNCHES = 20  # in a graph

@@ -24,7 +24,7 @@ from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.models.model import Model
-from numba_meta.models.recordings import Capacity
+from numba_meta.models.running.recordings import Capacity
 from numba_meta.schedule.bound import step_bound_devices
 from numba_meta.schedule.calls import Call
 from numba_meta.schedule.trace import Mark, StepTrace

@@ -24,11 +24,11 @@ from command_line import count, listed, run_main
 
 import numba_meta as nm
 from numba_meta.cli.terminal import table
-from numba_meta.models.description import describe_model
-from numba_meta.models.gguf import read_gguf
-from numba_meta.models.load_plan import LoadOptions, available_cores
-from numba_meta.models.planner import ModelForecast, plan_transport_of_model
-from numba_meta.models.pull import resolve_model
+from numba_meta.models.architectures.description import describe_model
+from numba_meta.models.files.gguf import read_gguf
+from numba_meta.models.files.pull import resolve_model
+from numba_meta.models.loading.load_plan import LoadOptions, available_cores
+from numba_meta.models.loading.planner import ModelForecast, plan_transport_of_model
 from numba_meta.schedule.calibrate import measure_speeds
 
 STEPS = 12

@@ -12,7 +12,7 @@ import time
 from command_line import count, run_main
 
 import numba_meta as nm
-from numba_meta.models.recordings import Capacity
+from numba_meta.models.running.recordings import Capacity
 
 
 def profile(name: str, devices: str, n_tokens: int, rounds: int) -> None:

@@ -63,7 +63,7 @@ def _real_model(name: str) -> Path:
         if not path.is_file():
             pytest.fail(f"{MODELS_VARIABLE} is set to {folder}, which holds no {name}.gguf")
         return path
-    from numba_meta.models.pull import resolve_model
+    from numba_meta.models.files.pull import resolve_model
 
     return resolve_model(name)
 

@@ -13,18 +13,18 @@ _FEWEST_CELLS = 512  # models' own contexts are longer
 
 def check_arguments(arguments: Mapping[str, Any], n_ranks: int) -> None:
     """Raises `UsageError` for arguments of `numba_meta.load` that are impossible whatever the model."""
-    from numba_meta.models.load_plan import LoadOptions, check_options
+    from numba_meta.models.loading.load_plan import LoadOptions, check_options
 
     check_options(LoadOptions(**arguments), n_ranks)
 
 
 def check_header(name: str, arguments: Mapping[str, Any], n_ranks: int, progress: Progress, needs_text: bool) -> None:
     """Fetches a model that is missing, and raises what its header says against a load by the first of several ranks."""
-    from numba_meta.models.description import describe_model
-    from numba_meta.models.gguf import read_gguf
-    from numba_meta.models.load_plan import LoadOptions, plan_load
-    from numba_meta.models.pull import resolve_model
-    from numba_meta.models.tokenizer_check import refuse_text, tokenizer_problem
+    from numba_meta.models.architectures.description import describe_model
+    from numba_meta.models.files.gguf import read_gguf
+    from numba_meta.models.files.pull import resolve_model
+    from numba_meta.models.loading.load_plan import LoadOptions, plan_load
+    from numba_meta.models.text.tokenizer_check import refuse_text, tokenizer_problem
 
     file = read_gguf(resolve_model(name, progress))
     try:
@@ -41,12 +41,12 @@ def check_prompts(name: str, arguments: Mapping[str, Any], prompts: Sequence[str
     longest = max((len(prompt.encode("utf-8")) for prompt in prompts), default=0)
     if longest <= _MOST_BYTES_PER_TOKEN * (arguments["ctx_size"] or _FEWEST_CELLS):
         return
-    from numba_meta.models.description import describe_model
-    from numba_meta.models.gguf import read_gguf
-    from numba_meta.models.kv_cache import plan_cache_shape
-    from numba_meta.models.pull import resolve_model
-    from numba_meta.models.tokenizer import Tokenizer
-    from numba_meta.models.tokenizer_check import refuse_text, tokenizer_problem
+    from numba_meta.models.architectures.description import describe_model
+    from numba_meta.models.cache.cells import plan_cache_shape
+    from numba_meta.models.files.gguf import read_gguf
+    from numba_meta.models.files.pull import resolve_model
+    from numba_meta.models.text.tokenizer import Tokenizer
+    from numba_meta.models.text.tokenizer_check import refuse_text, tokenizer_problem
 
     file = read_gguf(resolve_model(name, progress))
     try:

@@ -157,7 +157,7 @@ def bench(
 def check_devices(lists: Sequence[str]) -> None:
     """Raises what a load on one of these lists of devices would; the loads before it may compile for a minute."""
     from numba_meta.devices.meta import MetaDevice
-    from numba_meta.models.load_plan import plan_devices
+    from numba_meta.models.loading.load_plan import plan_devices
 
     launch = current_launch()
     rank, n_ranks = (launch.rank, launch.size) if launch else (0, 1)

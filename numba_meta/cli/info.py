@@ -12,7 +12,7 @@ from numba_meta.cli.terminal import Progress, table
 from numba_meta.devices.parse import format_bytes
 
 if TYPE_CHECKING:
-    from numba_meta.models.gguf import GGUFFile
+    from numba_meta.models.files.gguf import GGUFFile
 
 # key after the architecture's name -> what it says
 FACTS = {
@@ -46,8 +46,8 @@ def info(model: str, show_tensors: bool, show_metadata: bool, as_json: bool) -> 
       numba-meta info model.gguf --tensors
       numba-meta info model.gguf --json
     """
-    from numba_meta.models.gguf import read_gguf
-    from numba_meta.models.pull import resolve_model
+    from numba_meta.models.files.gguf import read_gguf
+    from numba_meta.models.files.pull import resolve_model
 
     progress = Progress()
     path = resolve_model(model, progress=progress)
@@ -79,8 +79,8 @@ def info(model: str, show_tensors: bool, show_metadata: bool, as_json: bool) -> 
 def why_not_loaded(file: GGUFFile) -> list[str]:
     """What a load of this file would be refused for; nothing is read but the header."""
     from numba_meta.errors import ModelFileError
-    from numba_meta.models.description import describe_model
-    from numba_meta.models.tokenizer_check import tokenizer_problem
+    from numba_meta.models.architectures.description import describe_model
+    from numba_meta.models.text.tokenizer_check import tokenizer_problem
 
     try:
         described = describe_model(file)
@@ -127,7 +127,7 @@ def value_text(value: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    from numba_meta.models.gguf_header import shown
+    from numba_meta.models.files.gguf_header import shown
 
     return shown(value, SHOWN_CHARACTERS)
 

@@ -61,7 +61,7 @@ def launch(ranks: int, command: tuple[str, ...]) -> None:
 
 def rehearse(words: Sequence[str], n_ranks: int) -> None:
     """Raises what every one of `n_ranks` ranks would say of a command, as far as that needs no rank and no weight; prints its help."""
-    from numba_meta.models.pull import resolve_model
+    from numba_meta.models.files.pull import resolve_model
 
     root = click.get_current_context().find_root()
     state = replace(root.obj, rehearsed_ranks=n_ranks)

@@ -15,7 +15,7 @@ from numba_meta.cli.terminal import Progress, say
 from numba_meta.errors import UsageError
 
 if TYPE_CHECKING:
-    from numba_meta.models.planner import ModelForecast, Speeds
+    from numba_meta.models.loading.planner import ModelForecast, Speeds
     from numba_meta.schedule.predict import DeviceSpeeds, Needs
 
 SPEED = click.FloatRange(min=0, min_open=True)
@@ -75,13 +75,13 @@ def forecast_model(
 ) -> tuple[ModelForecast, str]:
     """The forecast of a model file and the file's name."""
     from numba_meta.devices.host_memory import available_bytes
-    from numba_meta.models.description import describe_model
-    from numba_meta.models.gguf import read_gguf
-    from numba_meta.models.load_plan import LoadOptions as Options
-    from numba_meta.models.load_plan import available_cores, beyond_training
-    from numba_meta.models.planner import plan_transport_of_model
-    from numba_meta.models.pull import resolve_model
-    from numba_meta.models.tokenizer_check import tokenizer_problem
+    from numba_meta.models.architectures.description import describe_model
+    from numba_meta.models.files.gguf import read_gguf
+    from numba_meta.models.files.pull import resolve_model
+    from numba_meta.models.loading.load_plan import LoadOptions as Options
+    from numba_meta.models.loading.load_plan import available_cores, beyond_training
+    from numba_meta.models.loading.planner import plan_transport_of_model
+    from numba_meta.models.text.tokenizer_check import tokenizer_problem
 
     check_devices(load.devices, {"--weights-gbps": weights_gbps, "--attention-gbps": attention_gbps, "--calibrate": renew})
     options = Options(**check_load(load))
@@ -103,7 +103,7 @@ def forecast_model(
 
 def check_devices(devices: str, speed_options: Mapping[str, float | bool | None]) -> None:
     """Raises `UsageError` for devices of several ranks, of several kinds, and for options of speeds where no times are foreseen."""
-    from numba_meta.models.load_plan import plan_devices
+    from numba_meta.models.loading.load_plan import plan_devices
 
     if ";" in devices:
         raise UsageError(f"--device {devices} has lists of several ranks, and plan forecasts one process; give one rank's list, without ;")

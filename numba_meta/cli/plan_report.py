@@ -13,7 +13,7 @@ from numba_meta.errors import counted
 from numba_meta.memory.placement import WHOLE_SHARE
 
 if TYPE_CHECKING:
-    from numba_meta.models.planner import ModelForecast, StepForecast
+    from numba_meta.models.loading.planner import ModelForecast, StepForecast
 
 
 def forecast_lines(name: str, forecast: ModelForecast, measured_at: float | None = None) -> Iterator[str]:

@@ -35,7 +35,7 @@ class _StoppedBetweenSteps(Stopped):
 
 def check_path(path: Path) -> None:
     """Raises `UsageError` where no state can be read from or written to `path`, before a model is loaded for it."""
-    from numba_meta.models.state_file import check_state_file
+    from numba_meta.models.cache.state_file import check_state_file
 
     if not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(f"{path}: no file can be written there; give --prompt-cache a path in a folder of yours")

@@ -20,7 +20,7 @@ def pull(models: tuple[str, ...]) -> None:
       numba-meta pull smollm2 gemma3
       numba-meta pull hf:owner/repo/file.gguf
     """
-    from numba_meta.models.pull import pull as pull_model
+    from numba_meta.models.files.pull import pull as pull_model
 
     progress = Progress()
     for name in models:

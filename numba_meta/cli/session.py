@@ -121,7 +121,8 @@ def load_arguments(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
 
 def generation_arguments(options: GenerationOptions) -> dict[str, Any]:
     """The arguments of `Model.generate` that `options` set; rules left out keep the model's defaults."""
-    from numba_meta.models.arguments import sampling_options, stop_texts
+    from numba_meta.models.text.sampling import sampling_options
+    from numba_meta.models.text.stops import stop_texts
 
     if options.keep and not options.context_shift:
         raise UsageError("--keep says what a shift keeps, and none was asked for; add --context-shift")

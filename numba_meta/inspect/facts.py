@@ -80,7 +80,7 @@ def step_plan(model: Model, n_rows: int = 1) -> StepPlan:
     """
     if not 1 <= n_rows <= model.context.ubatch_size:
         raise UsageError(f"a step of {n_rows} rows is impossible; expected 1 to {model.context.ubatch_size}, the model's ubatch_size")
-    from numba_meta.models.step_shape import SMALL_ROWS
+    from numba_meta.models.running.step_shape import SMALL_ROWS
 
     n_outputs = n_rows if n_rows <= SMALL_ROWS else 1  # several sequences that each get a token, or a prompt
     return model.context.plan(model.context.capacity_for(n_rows, n_outputs))

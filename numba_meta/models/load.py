@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from numba_meta.arguments import switch
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.errors import NumbaMetaWarning
 from numba_meta.interrupts import held_back
 from numba_meta.kernels.code_cache import tidy_after_compiling
-from numba_meta.models.arguments import switch
-from numba_meta.models.builder import BatchShape
-from numba_meta.models.context import Context
-from numba_meta.models.description import ModelDescription, describe_model
-from numba_meta.models.gguf import GGUFFile, read_gguf
-from numba_meta.models.load_plan import LoadOptions, LoadPlan, beyond_training, check_call, check_options, plan_load
+from numba_meta.models.architectures.builder import BatchShape
+from numba_meta.models.architectures.description import ModelDescription, describe_model
+from numba_meta.models.files.gguf import GGUFFile, read_gguf
+from numba_meta.models.files.pull import resolve_model
+from numba_meta.models.loading.load_plan import LoadOptions, LoadPlan, beyond_training, check_call, check_options, plan_load
 from numba_meta.models.model import Model
-from numba_meta.models.pull import resolve_model
-from numba_meta.models.ranks import RankGroup
-from numba_meta.models.tokenizer_check import refuse_text, tokenizer_problem
-from numba_meta.models.weights import load_weights, plan_weights
+from numba_meta.models.running.context import Context
+from numba_meta.models.running.ranks import RankGroup
+from numba_meta.models.running.weights import load_weights, plan_weights
+from numba_meta.models.text.tokenizer_check import refuse_text, tokenizer_problem
 from numba_meta.tensor import Role
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _check_tokenizer(file: GGUFFile, model: ModelDescription, needs_text: bool, 
 def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None, launch: RankLaunch, needs_text: bool) -> Model:
     """Joins the other ranks before any memory is taken, then loads this rank's pieces."""
     from numba_meta.comm.calls import Call
-    from numba_meta.models.load_ranks import RankLoad
+    from numba_meta.models.loading.load_ranks import RankLoad
 
     load, calls = RankLoad(launch, options), launch.calls
     calls.begin(Call("load"))

@@ -12,19 +12,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from numba_meta.arguments import file_path, whole_number
 from numba_meta.errors import NumbaMetaError, UsageError
 from numba_meta.interrupts import held_back
-from numba_meta.models.arguments import file_path, whole_number
-from numba_meta.models.cache import Cache
-from numba_meta.models.config import ModelConfig
-from numba_meta.models.context import Context
-from numba_meta.models.gguf import GGUFFile
-from numba_meta.models.load_plan import LoadOptions, LoadPlan
-from numba_meta.models.one_process import OneProcess
+from numba_meta.models.architectures.config import ModelConfig
+from numba_meta.models.cache.sequences import Cache
+from numba_meta.models.cache.state_file import ModelIdentity, identify_model, load_state, save_state
+from numba_meta.models.cache.transport import Transport
+from numba_meta.models.files.gguf import GGUFFile
+from numba_meta.models.loading.load_plan import LoadOptions, LoadPlan
 from numba_meta.models.plan import DeviceFacts, ModelPlan
-from numba_meta.models.state_file import ModelIdentity, identify_model, load_state, save_state
-from numba_meta.models.timelines import MOST_STEPS, Timelines
-from numba_meta.models.transport import Transport
+from numba_meta.models.running.context import Context
+from numba_meta.models.running.timelines import MOST_STEPS, Timelines
+from numba_meta.one_process import OneProcess
 from numba_meta.split.policy import describe_cuts
 
 

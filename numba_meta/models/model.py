@@ -13,24 +13,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from numba_meta.arguments import listed_prompts, switch, token_ids, whole_number
 from numba_meta.errors import ModelFileError, UsageError, counted
 from numba_meta.interrupts import held_back
-from numba_meta.models.arguments import listed_prompts, sampling_options, stop_texts, switch, token_ids, until_stop, whole_number
-from numba_meta.models.cache_operations import choose_shift
-from numba_meta.models.chat import ChatTemplate
-from numba_meta.models.config import ModelConfig
-from numba_meta.models.context import Context
-from numba_meta.models.gguf import GGUFFile
-from numba_meta.models.load_plan import LoadOptions, LoadPlan
+from numba_meta.models.architectures.config import ModelConfig
+from numba_meta.models.cache.operations import choose_shift
+from numba_meta.models.files.gguf import GGUFFile
+from numba_meta.models.generation.timings import Timings
 from numba_meta.models.loaded import LoadedModel
-from numba_meta.models.ranks import RankCall
-from numba_meta.models.recordings import Capacity
-from numba_meta.models.sampling import Sampler, SamplingOptions
-from numba_meta.models.step_shape import SMALL_ROWS
-from numba_meta.models.timings import Timings
-from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
-from numba_meta.models.tokenizer_check import check_tokenizer, n_choosable
-from numba_meta.models.vocabulary import Vocabulary, read_vocabulary
+from numba_meta.models.loading.load_plan import LoadOptions, LoadPlan
+from numba_meta.models.running.context import Context
+from numba_meta.models.running.ranks import RankCall
+from numba_meta.models.running.recordings import Capacity
+from numba_meta.models.running.step_shape import SMALL_ROWS
+from numba_meta.models.text.chat import ChatTemplate
+from numba_meta.models.text.sampling import Sampler, SamplingOptions, sampling_options
+from numba_meta.models.text.stops import stop_texts, until_stop
+from numba_meta.models.text.tokenizer import StreamDetokenizer, Tokenizer
+from numba_meta.models.text.tokenizer_check import check_tokenizer, n_choosable
+from numba_meta.models.text.vocabulary import Vocabulary, read_vocabulary
 
 Logits = npt.NDArray[np.float32]
 _LOGIT_ROWS = 64  # rows of a step whose logits are all wanted: bounds their memory
@@ -162,7 +163,7 @@ class Model(LoadedModel):
         A sequence ends once its text holds a stop text, whose tokens are among its ids. `max_tokens` None: each may fill the context, so
         that sequences which share its cells take turns.
         """
-        from numba_meta.models.many import generate_many
+        from numba_meta.models.generation.many import generate_many
 
         all_ids = [self._prompt_ids(prompt) for prompt in listed_prompts(prompts)]
         plain = sampling_options(sampling)

@@ -203,7 +203,7 @@ def test_closed_standard_output_is_one_line(arguments):
     assert (process.returncode, process.stderr) == (1, line)
 
 
-@pytest.mark.parametrize("at", ["numba_meta.cli", "numba_meta.cli.terminal", "numba_meta.models.load_plan"])
+@pytest.mark.parametrize("at", ["numba_meta.cli", "numba_meta.cli.terminal", "numba_meta.models.loading.load_plan"])
 def test_ctrl_c_while_the_command_starts_ends_quietly(at):
     code = f"""
 import sys

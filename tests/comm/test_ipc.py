@@ -29,7 +29,7 @@ from numba_meta.errors import DeviceError
 from numba_meta.kernels import kernel_set
 from numba_meta.kernels.cuda import ipc as words
 from numba_meta.kernels.cuda.kernel import Gpu
-from numba_meta.models.load_ranks import factories_for
+from numba_meta.models.loading.load_ranks import factories_for
 from numba_meta.schedule.infer import infer_splits
 from numba_meta.schedule.plan import plan_step
 from numba_meta.schedule.ranks import Ranks, device_ranges

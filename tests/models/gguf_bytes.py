@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from numba_meta.errors import ModelFileError
-from numba_meta.models.gguf import read_gguf
+from numba_meta.models.files.gguf import read_gguf
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 

@@ -23,7 +23,7 @@ import numba_meta as nm
 from numba_meta import dtypes
 from numba_meta.dtypes import DType
 from numba_meta.errors import NumbaMetaError, UsageError
-from numba_meta.models.cache_operations import Rotation, rotate_keys
+from numba_meta.models.cache.operations import Rotation, rotate_keys
 from numba_meta.models.model import Model
 from numba_meta.quants import dequantize, quantize
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numba_meta.errors import ContextFullError, NumbaMetaError, UsageError
-from numba_meta.models.kv_cache import NO_CELL, UNKNOWN, CacheShape, Cells, plan_cache_shape
+from numba_meta.models.cache.cells import NO_CELL, UNKNOWN, CacheShape, Cells, plan_cache_shape
 
 WINDOW, N_WINDOW_CELLS, MOST_AT_ONCE = 3, 8, 5  # a step never overwrites what it sees: window + step <= window cells
 

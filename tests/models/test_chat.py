@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from numba_meta.errors import ModelFileError, UsageError
-from numba_meta.models.chat import ChatTemplate
-from numba_meta.models.gguf import read_gguf
-from numba_meta.models.tokenizer import Tokenizer
+from numba_meta.models.files.gguf import read_gguf
+from numba_meta.models.text.chat import ChatTemplate
+from numba_meta.models.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
 KEY = "tokenizer.chat_template"

@@ -13,9 +13,9 @@ from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import ModelFileError
-from numba_meta.models.config import LayerSpec, ModelConfig, RopeConfig, YarnConfig
-from numba_meta.models.description import describe_model
-from numba_meta.models.gguf import read_gguf
+from numba_meta.models.architectures.config import LayerSpec, ModelConfig, RopeConfig, YarnConfig
+from numba_meta.models.architectures.description import describe_model
+from numba_meta.models.files.gguf import read_gguf
 
 VALUE = gguf.GGUFValueType
 

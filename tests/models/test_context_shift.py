@@ -14,7 +14,7 @@ from models.feeding import append
 
 import numba_meta as nm
 from numba_meta.errors import ContextFullError, UsageError
-from numba_meta.models.cache_operations import choose_shift
+from numba_meta.models.cache.operations import choose_shift
 from numba_meta.models.model import Model
 
 

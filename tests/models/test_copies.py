@@ -16,13 +16,13 @@ import pytest
 
 import numba_meta as nm
 from numba_meta import errors
-from numba_meta.models.description import describe_model
-from numba_meta.models.gguf import read_gguf
-from numba_meta.models.load_plan import LoadOptions
+from numba_meta.models.architectures.description import describe_model
+from numba_meta.models.files.gguf import read_gguf
+from numba_meta.models.generation.timings import Timings
+from numba_meta.models.loading.load_plan import LoadOptions
+from numba_meta.models.loading.planner import plan_transport_of_model
 from numba_meta.models.model import Model
-from numba_meta.models.planner import plan_transport_of_model
-from numba_meta.models.sampling import SamplingOptions
-from numba_meta.models.timings import Timings
+from numba_meta.models.text.sampling import SamplingOptions
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda each: pickle.loads(pickle.dumps(each)),

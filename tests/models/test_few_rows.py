@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from numba_meta.models.context import Context
 from numba_meta.models.model import Model
-from numba_meta.models.recordings import Capacity
-from numba_meta.models.step_shape import SMALL_ROWS
+from numba_meta.models.running.context import Context
+from numba_meta.models.running.recordings import Capacity
+from numba_meta.models.running.step_shape import SMALL_ROWS
 
 
 class Steps(Context):

@@ -17,7 +17,7 @@ import synthetic
 from models.gguf_bytes import ARCHITECTURE, ARRAY, BOOL, F32, STRING, U32, build, failure, failure_of_any, key, tensor, text
 
 from numba_meta.errors import ModelFileError
-from numba_meta.models.gguf import read_gguf, split_paths
+from numba_meta.models.files.gguf import read_gguf, split_paths
 from numba_meta.quants import dequantize
 
 # --- what a sound file gives

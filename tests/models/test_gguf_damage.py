@@ -18,8 +18,8 @@ from models.gguf_bytes import ARCHITECTURE, ARRAY, I32, STRING, U32, U64, build,
 import numba_meta as nm
 from numba_meta import dtypes
 from numba_meta.errors import ModelFileError
-from numba_meta.models.file_bytes import FileBytes
-from numba_meta.models.gguf import GGUFFile, read_gguf
+from numba_meta.models.files.file_bytes import FileBytes
+from numba_meta.models.files.gguf import GGUFFile, read_gguf
 
 HUGE = 2**63 - 1
 DAMAGES: dict[str, tuple[bytes, str]] = {

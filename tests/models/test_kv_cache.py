@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from numba_meta.dtypes import F16, F32, Q4_0
 from numba_meta.errors import ContextFullError, UsageError
-from numba_meta.models.kv_cache import Cells, plan_cache, plan_cache_shape
+from numba_meta.models.cache.cells import Cells, plan_cache, plan_cache_shape
 from numba_meta.split.state import MIRRORED
 
 

@@ -19,7 +19,7 @@ from synthetic import write_model
 import numba_meta as nm
 from numba_meta.kernels.cuda.kernel import CudaKernel
 from numba_meta.models import load as loading
-from numba_meta.models import weights
+from numba_meta.models.loading import weights
 from numba_meta.models.model import Model
 
 OPTIONS: dict[str, Any] = {"ctx_size": 256, "ubatch_size": 32}

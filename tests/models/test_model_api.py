@@ -13,7 +13,7 @@ from synthetic import write_model
 import numba_meta as nm
 from numba_meta.errors import ContextFullError, UsageError
 from numba_meta.models.model import Model
-from numba_meta.models.recordings import Capacity
+from numba_meta.models.running.recordings import Capacity
 
 
 @pytest.fixture(scope="module")

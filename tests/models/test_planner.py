@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import numba_meta as nm
 from numba_meta.devices.meta import MetaDevice
 from numba_meta.errors import UsageError
-from numba_meta.models.description import ModelDescription, describe_model
-from numba_meta.models.gguf import read_gguf
-from numba_meta.models.load_plan import LoadOptions, plan_devices, plan_load
-from numba_meta.models.planner import ModelForecast, default_contexts, plan_transport_of_model
+from numba_meta.models.architectures.description import ModelDescription, describe_model
+from numba_meta.models.files.gguf import read_gguf
+from numba_meta.models.loading.load_plan import LoadOptions, plan_devices, plan_load
+from numba_meta.models.loading.planner import ModelForecast, default_contexts, plan_transport_of_model
 from numba_meta.schedule.predict import DeviceSpeeds, Needs
 
 LINKS = "cpu:0?link=5.3,cpu:0?link=2.7"

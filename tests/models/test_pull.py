@@ -18,8 +18,8 @@ import pytest
 
 from numba_meta.errors import ModelFileError, UsageError
 from numba_meta.models import pull as pull_module
-from numba_meta.models.pull import cache_dir, pull, resolve_model
-from numba_meta.models.registry import KNOWN_MODELS, KnownModel, Part
+from numba_meta.models.files.known import KNOWN_MODELS, KnownModel, Part
+from numba_meta.models.files.pull import cache_dir, pull, resolve_model
 
 CONTENTS = (b"first part \x00\x01" * 4000, b"second part, of another length")
 

@@ -17,9 +17,9 @@ from numba_meta.comm.record import JoinRecord
 from numba_meta.dtypes import F16
 from numba_meta.errors import OutOfMemoryError, UsageError
 from numba_meta.graph import Graph
-from numba_meta.models.rank_calls import describe_call
-from numba_meta.models.ranks import RankGroup, check_host_memory, leaf_of_devices, parse_rank_devices
-from numba_meta.models.sampling import SamplingOptions
+from numba_meta.models.running.rank_calls import describe_call
+from numba_meta.models.running.ranks import RankGroup, check_host_memory, leaf_of_devices, parse_rank_devices
+from numba_meta.models.text.sampling import SamplingOptions
 from numba_meta.schedule.ranks import device_ranges
 from numba_meta.split.state import MIRRORED, split
 from numba_meta.tensor import Role, Tensor

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from numba_meta.errors import NumbaMetaError, ShapeError, UsageError
-from numba_meta.models.sampling import Sampler, SamplingOptions, candidates, top_k_ids, top_p_ids
+from numba_meta.models.text.sampling import Sampler, SamplingOptions, candidates, top_k_ids, top_p_ids
 
 # Few values, so that equal logits are common.
 rows = st.lists(st.integers(-40, 40).map(lambda n: n / 4), min_size=1, max_size=80).map(lambda values: np.array(values, np.float32))

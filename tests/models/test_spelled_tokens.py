@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from models.test_vocabulary import CONTROL, NORMAL, UNKNOWN, USER, header
 
 from numba_meta.errors import UsageError
-from numba_meta.models.chat import ChatTemplate
-from numba_meta.models.gguf import read_gguf
-from numba_meta.models.spelled_tokens import _STAND_INS, ControlTokens
-from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
-from numba_meta.models.tokenizer_bpe import CHAR_OF_BYTE
+from numba_meta.models.files.gguf import read_gguf
+from numba_meta.models.text.chat import ChatTemplate
+from numba_meta.models.text.spelled_tokens import _STAND_INS, ControlTokens
+from numba_meta.models.text.tokenizer import StreamDetokenizer, Tokenizer
+from numba_meta.models.text.tokenizer_bpe import CHAR_OF_BYTE
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"

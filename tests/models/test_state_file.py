@@ -21,7 +21,7 @@ from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import ContextFullError, NumbaMetaError, UsageError
-from numba_meta.models import state_file
+from numba_meta.models.cache import state_file
 from numba_meta.models.model import Model
 
 N_VOCAB = 397

@@ -11,8 +11,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from models.test_chat import HELLO, made
 
 from numba_meta.errors import ModelFileError, NumbaMetaError
-from numba_meta.models.template_growth import extent
-from numba_meta.models.template_sandbox import MOST_CHARACTERS, MOST_SOURCE_CHARACTERS, MOST_STEPS, GenerationBlock
+from numba_meta.models.text.template_growth import extent
+from numba_meta.models.text.template_sandbox import MOST_CHARACTERS, MOST_SOURCE_CHARACTERS, MOST_STEPS, GenerationBlock
 
 DOUBLED = "{% set n = namespace(v='xxxxxxxx') %}{% for i in range(99) %}{% set n.v = BODY %}{% endfor %}"
 NESTED = "{% set n = namespace(v=['x']) %}{% for i in range(99) %}{% set n.v = [n.v, n.v] %}{% endfor %}"

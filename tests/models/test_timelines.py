@@ -58,7 +58,7 @@ def test_the_timeline_of_a_real_step(pipelined: Model) -> None:
 
 
 def trace_plan(model: Model):
-    from numba_meta.models.recordings import Capacity
+    from numba_meta.models.running.recordings import Capacity
 
     return model.context.plan(Capacity(1, 1)).devices
 

@@ -16,9 +16,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from numba_meta.errors import UsageError
-from numba_meta.models.gguf import read_gguf
-from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
-from numba_meta.models.vocabulary import TokenKind
+from numba_meta.models.files.gguf import read_gguf
+from numba_meta.models.text.tokenizer import StreamDetokenizer, Tokenizer
+from numba_meta.models.text.vocabulary import TokenKind
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = json.loads((DATA / "tokenizer_cases.json").read_text(encoding="utf-8"))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from numba_meta.errors import ModelFileError, UsageError
-from numba_meta.models.tokenizer import StreamDetokenizer, Tokenizer
-from numba_meta.models.tokenizer_bpe import BYTE_OF_CHAR, CHAR_OF_BYTE
-from numba_meta.models.vocabulary import TokenKind, read_vocabulary
+from numba_meta.models.text.tokenizer import StreamDetokenizer, Tokenizer
+from numba_meta.models.text.tokenizer_bpe import BYTE_OF_CHAR, CHAR_OF_BYTE
+from numba_meta.models.text.vocabulary import TokenKind, read_vocabulary
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = (
     int(kind)

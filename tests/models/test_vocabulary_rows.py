@@ -16,9 +16,9 @@ from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.errors import ModelFileError, NumbaMetaWarning, UsageError
-from numba_meta.models.gguf import read_gguf
-from numba_meta.models.tokenizer import Tokenizer
-from numba_meta.models.tokenizer_check import n_choosable, tokenizer_problem
+from numba_meta.models.files.gguf import read_gguf
+from numba_meta.models.text.tokenizer import Tokenizer
+from numba_meta.models.text.tokenizer_check import n_choosable, tokenizer_problem
 
 VALUE = gguf.GGUFValueType
 N_ROWS, N_TOKENS = 397, 335

@@ -12,7 +12,7 @@ from synthetic import write_model
 
 import numba_meta as nm
 from numba_meta.devices.cpu import ALIGNMENT
-from numba_meta.models.weights import WeightPlan, is_vector
+from numba_meta.models.running.weights import WeightPlan, is_vector
 from numba_meta.tensor import Role
 
 
@@ -22,7 +22,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights_of(model: Any) -> tuple[WeightPlan, list[Any]]:
-    from numba_meta.models.recordings import Capacity
+    from numba_meta.models.running.recordings import Capacity
 
     graph = model.context.plan(Capacity(1, 1)).split.graph
     return model.context.weight_plan, [leaf for leaf in graph.leaves if leaf.role is Role.WEIGHT]

@@ -12,10 +12,10 @@ import pytest
 
 import numba_meta as nm
 from numba_meta.errors import NumbaMetaError, NumbaMetaWarning, UsageError
-from numba_meta.models.cache import Cache
-from numba_meta.models.load_plan import LoadOptions
+from numba_meta.models.cache.sequences import Cache
+from numba_meta.models.loading.load_plan import LoadOptions
 from numba_meta.models.model import Model
-from numba_meta.models.sampling import SamplingOptions
+from numba_meta.models.text.sampling import SamplingOptions
 
 PROMPT = [11, 250, 7]
 NOTHING_IS_THIS = object()

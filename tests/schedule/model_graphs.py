@@ -8,9 +8,9 @@ from fractions import Fraction
 from numba_meta.dtypes import F16, F32, Q4_0, DType
 from numba_meta.graph import Graph
 from numba_meta.models.architectures import ARCHITECTURES
+from numba_meta.models.architectures.builder import BatchShape, GraphBuilder
+from numba_meta.models.architectures.config import LayerSpec, ModelConfig, RopeConfig
 from numba_meta.models.architectures.gemma3 import Gemma3Config
-from numba_meta.models.builder import BatchShape, GraphBuilder
-from numba_meta.models.config import LayerSpec, ModelConfig, RopeConfig
 from numba_meta.split.policy import CutPlan, plan_cuts
 from numba_meta.split.rules import ModelShape, TensorFacts
 from numba_meta.split.state import MIRRORED, SplitState

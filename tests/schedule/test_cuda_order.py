@@ -14,8 +14,8 @@ from schedule.stream_order import faults
 from numba_meta.dtypes import F16, Q8_0, DType
 from numba_meta.errors import PlacementError
 from numba_meta.kernels import kernel_set
-from numba_meta.models.builder import BatchShape
-from numba_meta.models.transport import deliveries_of
+from numba_meta.models.architectures.builder import BatchShape
+from numba_meta.models.cache.transport import deliveries_of
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.calls import Call
 from numba_meta.schedule.infer import infer_splits

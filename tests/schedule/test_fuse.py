@@ -13,7 +13,7 @@ from numba_meta.dtypes import F16, F32, I32, I64, Q8_0
 from numba_meta.graph import Graph
 from numba_meta.kernels import kernel_set
 from numba_meta.lowering import Constant
-from numba_meta.models.recordings import Capacity
+from numba_meta.models.running.recordings import Capacity
 from numba_meta.ops import attention, layout, matmul
 from numba_meta.schedule.calls import Call, Peer, storage_of
 from numba_meta.schedule.fuse import fuse

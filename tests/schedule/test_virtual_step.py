@@ -17,8 +17,8 @@ from schedule.model_graphs import ModelGraph
 from numba_meta.devices.cpu_stream import StreamTimes
 from numba_meta.dtypes import F16
 from numba_meta.errors import DeviceError, UsageError
-from numba_meta.models.builder import BatchShape
-from numba_meta.models.transport import deliveries_of
+from numba_meta.models.architectures.builder import BatchShape
+from numba_meta.models.cache.transport import deliveries_of
 from numba_meta.ops.transport import WindowShape
 from numba_meta.schedule.bound import step_bound_devices
 from numba_meta.schedule.calls import Call

@@ -28,7 +28,7 @@ from split.model_tensors import (
 
 from numba_meta.dtypes import F16, F32, Q4_0, Q4_K, Q6_K, Q8_0, DType
 from numba_meta.errors import SplitError
-from numba_meta.models.gguf import read_gguf
+from numba_meta.models.files.gguf import read_gguf
 from numba_meta.split.cut import cut_extents
 from numba_meta.split.families import group_items
 from numba_meta.split.pieces import take_piece

@@ -13,8 +13,8 @@ from unittest import mock
 
 from transport.hazards import is_delivery, patched, pause_call
 
-from numba_meta.models import windows
-from numba_meta.models.windows import Window, WindowLayout
+from numba_meta.models.cache import windows
+from numba_meta.models.cache.windows import Window, WindowLayout
 from numba_meta.ops.rows import SetRows
 from numba_meta.schedule.calls import Call, Offset
 from numba_meta.schedule.lower_transport import TransportLowering
@@ -76,7 +76,7 @@ def last_cell_of_the_ring_of_cells_missing() -> Iterator[None]:
 @contextmanager
 def streams_in_another_order() -> Iterator[None]:
     """Streams are delivered in the order of their numbers, whatever the batch's order is."""
-    from numba_meta.models.context import Context
+    from numba_meta.models.running.context import Context
 
     def add_windows(original: Any, self: Context, values: dict[str, Any], *arguments: Any) -> None:
         original(self, values, *arguments)

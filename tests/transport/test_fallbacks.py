@@ -18,9 +18,9 @@ from transport.scenario import Played, Player, difference, ids, play
 import numba_meta as nm
 from numba_meta.devices.cpu import CpuBuffer, CpuDevice
 from numba_meta.errors import NumbaMetaWarning, OutOfMemoryError
-from numba_meta.models import transport
-from numba_meta.models.context import ROOMY_STEPS
+from numba_meta.models.cache import transport
 from numba_meta.models.model import Model
+from numba_meta.models.running.context import ROOMY_STEPS
 from numba_meta.schedule.record import Binder
 from numba_meta.schedule.record_cpu import CpuSteps
 

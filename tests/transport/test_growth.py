@@ -12,7 +12,7 @@ from transport.scenario import Player, difference, ids, play
 
 import numba_meta as nm
 from numba_meta.models.model import Model
-from numba_meta.models.recordings import Capacity, Recorder, Recording
+from numba_meta.models.running.recordings import Capacity, Recorder, Recording
 
 HOST = {"kv": "host", "kv_pipeline_headroom": 0}
 CELL = 2 * 64 * 2  # bytes of K and V of a layer of the tiny llama: 2 heads of 32 in f16

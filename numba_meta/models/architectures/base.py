@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from numba_meta.graph import Graph
+from numba_meta.models.architectures.builder import GraphBuilder
+from numba_meta.models.architectures.config import ModelConfig
 from numba_meta.models.architectures.keys import Keys
-from numba_meta.models.builder import GraphBuilder
-from numba_meta.models.config import ModelConfig
 from numba_meta.split.rules import Described, Family
 
 Parts = dict[str, tuple[tuple[str, int], ...]]

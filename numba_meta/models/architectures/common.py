@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from numba_meta.models.architectures.builder import GraphBuilder
+from numba_meta.models.architectures.config import LayerSpec, RopeConfig
 from numba_meta.models.architectures.keys import Keys
-from numba_meta.models.builder import GraphBuilder
-from numba_meta.models.config import LayerSpec, RopeConfig
 from numba_meta.tensor import Tensor
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from numba_meta.graph import Graph
 from numba_meta.models.architectures.base import Architecture
+from numba_meta.models.architectures.builder import GraphBuilder
 from numba_meta.models.architectures.common import local_layers, sandwiched_layers
+from numba_meta.models.architectures.config import ModelConfig
 from numba_meta.models.architectures.keys import Keys
-from numba_meta.models.builder import GraphBuilder
-from numba_meta.models.config import ModelConfig
 from numba_meta.split.families import dense
 
 _LAYERS_OF_27B = 46  # of this size alone scores are scaled by the width, and no key says so

@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 
 from numba_meta.errors import ModelFileError
-from numba_meta.models.config import LayerSpec, ModelConfig, RopeConfig, YarnConfig
-from numba_meta.models.gguf import GGUFFile
+from numba_meta.models.architectures.config import LayerSpec, ModelConfig, RopeConfig, YarnConfig
+from numba_meta.models.files.gguf import GGUFFile
 from numba_meta.quants import dequantize
 from numba_meta.split.rules import ModelShape
 

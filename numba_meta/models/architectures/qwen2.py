@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numba_meta.graph import Graph
 from numba_meta.models.architectures.base import Architecture
+from numba_meta.models.architectures.builder import GraphBuilder
 from numba_meta.models.architectures.common import pre_norm_layers
+from numba_meta.models.architectures.config import ModelConfig
 from numba_meta.models.architectures.keys import Keys
-from numba_meta.models.builder import GraphBuilder
-from numba_meta.models.config import ModelConfig
 from numba_meta.split.families import dense
 
 

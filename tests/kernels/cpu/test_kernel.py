@@ -18,7 +18,7 @@ from numba_meta.kernels.code_cache import cache_folder
 from numba_meta.kernels.cpu import kernel as kernel_module
 from numba_meta.kernels.cpu.kernel import CpuKernel, Float, Int, Ptr, cpu_kernel, on_compile
 from numba_meta.kernels.cpu.simd import store_f32, store_i64
-from numba_meta.models.pull import cache_dir
+from numba_meta.models.files.pull import cache_dir
 
 
 @cpu_kernel

@@ -1,0 +1,1 @@
+"""Several sequences that grow together, and how long it took."""
