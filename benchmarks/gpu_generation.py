@@ -32,6 +32,7 @@ import numba_meta as nm
 from numba_meta.dtypes import BY_NAME, CACHE_TYPES, DType
 from numba_meta.kernels.cuda import packing
 from numba_meta.models.files.gguf import GGUFFile
+from numba_meta.models.files.gguf_header import TensorInfo
 from numba_meta.models.running.recordings import Capacity
 
 COPY_BYTES_PER_SECOND = 4.0e12  # of an H200, read and written (page 7 of the design: 3,900 to 4,200 GB/s)
@@ -88,7 +89,7 @@ def write_header(path: Path, shape: str, type_name: str) -> None:
 @contextmanager
 def random_weights() -> Iterator[None]:
     """Files give random blocks instead of their own bytes."""
-    raw, read_rows, pack = GGUFFile.raw, GGUFFile.read_rows, packing.pack_part
+    read_rows, pack = GGUFFile.read_rows, packing.pack_part
     rng = np.random.default_rng(0)
     pools: dict[tuple[str, int], np.ndarray] = {}
     known: dict[tuple[str, int, int], np.ndarray] = {}
@@ -103,28 +104,22 @@ def random_weights() -> Iterator[None]:
             if first + len(rows) == n_out:
                 known[key] = out.copy()
 
-    def pooled(self: GGUFFile, name: str) -> np.ndarray:
-        info = self.tensor(name)
-        if len(info.shape) == 1 or info.shape[1] == 1:
-            return np.ones(info.shape[0], np.float32).view(np.uint8)
-        rows = np.empty((info.n_rows, info.row_bytes), np.uint8)
-        pooled_rows(self, name, 0, rows)
-        return rows
-
-    def pooled_rows(self: GGUFFile, name: str, first: int, out: np.ndarray) -> None:
-        info = self.tensor(name)
+    def pooled_rows(_file: GGUFFile, info: TensorInfo, first: int, out: np.ndarray) -> None:
         k = info.shape[0]
+        if info.n_rows == 1:
+            out[:] = np.ones(k, np.float32).view(np.uint8)
+            return
         key = (info.dtype.name, k)
         if key not in pools:
             pools[key] = synthetic.random_matrix(rng, 512, k, info.dtype.name, k**-0.5)
         rows = pools[key].view(np.uint8).reshape(512, -1)
         out[:] = rows[np.arange(first, first + len(out)) % 512]
 
-    GGUFFile.raw, GGUFFile.read_rows, packing.pack_part = pooled, pooled_rows, packed_once  # type: ignore[method-assign]
+    GGUFFile.read_rows, packing.pack_part = pooled_rows, packed_once  # type: ignore[method-assign]
     try:
         yield
     finally:
-        GGUFFile.raw, GGUFFile.read_rows, packing.pack_part = raw, read_rows, pack  # type: ignore[method-assign]
+        GGUFFile.read_rows, packing.pack_part = read_rows, pack  # type: ignore[method-assign]
 
 
 def fill(model: nm.Model, n_tokens: int, context: Any = None) -> None:
