@@ -19,8 +19,8 @@ from synthetic import write_model
 import numba_meta as nm
 from numba_meta.kernels.cuda.kernel import CudaKernel
 from numba_meta.models import load as loading
-from numba_meta.models.loading import weights
 from numba_meta.models.model import Model
+from numba_meta.models.running import weights
 
 OPTIONS: dict[str, Any] = {"ctx_size": 256, "ubatch_size": 32}
 PLACES: dict[str, dict[str, Any]] = {
@@ -129,7 +129,7 @@ def test_a_failed_load_leaves_nothing(place: str, paths: dict[str, Path], monkey
 
     def fail_later(*arguments: Any) -> None:
         load_piece(*arguments)
-        held.append(weakref.ref(arguments[4].base))
+        held.append(weakref.ref(arguments[5].base))
         if len(held) == 9:
             raise OSError(5, "the disk is gone")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from numba_meta.errors import ModelFileError, UsageError
-from numba_meta.models import pull as pull_module
+from numba_meta.models.files import pull as pull_module
 from numba_meta.models.files.known import KNOWN_MODELS, KnownModel, Part
 from numba_meta.models.files.pull import cache_dir, pull, resolve_model
 

@@ -181,7 +181,7 @@ def test_building_is_quick(smollm2_path: Path, gemma3_path: Path, model: str, li
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    modules = ", ".join(f"numba_meta.models.{name}" for name in ("tokenizer", "chat", "sampling"))
+    modules = ", ".join(f"numba_meta.models.text.{name}" for name in ("tokenizer", "chat", "sampling"))
     code = f"import sys, {modules}; print(sorted({{'tokenizers', 'jinja2', 'numba'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
