@@ -1,4 +1,4 @@
-"""The `numba-meta` command (page 6 of the design): command lines come in, text goes to standard output, all else to standard error.
+"""The `numba-meta` command: command lines come in, text goes to standard output, all else to standard error.
 
     app.py        the group of commands             generate.py chat.py bench.py plan.py devices.py pull.py info.py launch.py: one each
     options.py    options that commands share       session.py    the only file here that calls the Python API of a model

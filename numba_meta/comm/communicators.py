@@ -1,4 +1,4 @@
-"""Communicators behind one interface, and how ranks agree on one: the best that all can use, built together and probed (page 5).
+"""Communicators behind one interface, and how ranks agree on one: the best that all can use, built together and probed.
 
 `NUMBA_META_COMM` forces one by name, `none` forbids all; one rank that sets it decides for all.
 """

@@ -1,4 +1,4 @@
-"""Joining: all ranks or none. Records are exchanged, then what each rank makes of them, and nobody goes on alone (page 5 of the design)."""
+"""Joining: all ranks or none. Records are exchanged, then what each rank makes of them, and nobody goes on alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which type a reduction's float32 elements travel (page 5 of the design)."""
+"""In which type a reduction's float32 elements travel."""
 
 from __future__ import annotations
 

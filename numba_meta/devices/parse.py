@@ -15,7 +15,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One simple device as the user named it, with what it should be like (page 3 of the design, "Simulated devices").
+    """One simple device as the user named it, with what it should be like.
 
     `memory_limit`: bytes, None without a limit. `link_bytes_per_second`: how fast deliveries reach it, 0: as fast as memory. `delay_ns`:
     how much later each arrives. Without `has_async_copies` nothing is copied while it computes; without `can_pin` host memory for it cannot

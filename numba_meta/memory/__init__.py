@@ -1,4 +1,4 @@
-"""Where tensors lie in memory (design pages 2 and 4).
+"""Where tensors lie in memory.
 
 In come sizes, lifetimes and split states' bytes, out come offsets:
 

@@ -1,4 +1,4 @@
-"""Placement: where each device's piece of a tensor lies in memory (design page 2). Integers only.
+"""Placement: where each device's piece of a tensor lies in memory. Integers only.
 
 A meta buffer has a size and offsets of its own, which allocators use as if it were one buffer; under it lies one simple
 buffer per device. Placement maps a meta offset to an offset in each of them.

@@ -1,4 +1,4 @@
-"""The workspace: memory for a graph's intermediate tensors, one layout and one allocation per device (design page 4).
+"""The workspace: memory for a graph's intermediate tensors, one layout and one allocation per device.
 
 Planned by `plan_workspace` (pure), held by a `Workspace`, which knows buffers only through the two calls it is given.
 """

@@ -1,4 +1,4 @@
-"""Operations, one file per family; each with its shape rule, its split rule (page 1 of the design) and the kernels it binds to.
+"""Operations, one file per family; each with its shape rule, its split rule and the kernels it binds to.
 
 In: tensors and parameters. Out: result tensors, split states, and for each device a list of kernel calls.
 """

@@ -1,4 +1,4 @@
-"""Between the host and the devices: delivering the window of a host-resident cache, writing new rows back (page 3 of the design)."""
+"""Between the host and the devices: delivering the window of a host-resident cache, writing new rows back."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 In: the bytes of rows as a GGUF file stores them. Out: their values (`dequantize`, bit for bit what the `gguf` package
 gives), or their fields (`split_blocks`), from which kernels pack layouts of their own. `quantize` goes the other way for
-the 32-element types. One file per family: `legacy`, `k_quants`, `iq4`. Implements design page 6, element and block types.
+the 32-element types. One file per family: `legacy`, `k_quants`, `iq4`.
 """
 
 from numba_meta.quants.blocks import Blocks

@@ -1,4 +1,4 @@
-"""How fast a step with a host-resident cache can be: the recursion of design page 3, exactly, on one device and on several. Pure.
+"""How fast a step with a host-resident cache can be: a recursion over layers, exactly, on one device and on several. Pure.
 
 Times are seconds, given as int, float or Fraction and computed as Fractions: what the virtual clock measures must be equal, not near.
 """
@@ -90,7 +90,7 @@ def step_bound(
     """The least time of a step on one device, looking `depth` splits ahead (0: the ordered path, `before + copies + compute + after`).
 
     copy[l]: seconds of layer l's delivery; compute[l]: from its attention to the next one's, of which attention[l] reads the window.
-    With s = depth + 2 slots (page 3, "How fast it can be"):
+    With s = depth + 2 slots:
 
         ready[l] = max(ready[l-1], freed[l-s]) + copy[l]        start[l] = max(done[l-1], ready[l])
         freed[l] = start[l] + attention[l]                      done[l]  = start[l] + compute[l]
@@ -157,7 +157,7 @@ def tokens_per_second(step: Seconds, n_tokens: int = 1) -> float:
 
 
 def ring_bytes_at_peak(n_slots: int, n_layers: int, compute: Seconds, bytes_per_second: Seconds) -> Fraction:
-    """The ring where pipelining gains most, that is where copy = compute: `slots / layers * compute * bandwidth` (page 3)."""
+    """The ring where pipelining gains most, that is where copy = compute: `slots / layers * compute * bandwidth`."""
     return Fraction(n_slots, n_layers) * Fraction(compute) * Fraction(bytes_per_second)
 
 

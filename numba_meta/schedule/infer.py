@@ -1,4 +1,4 @@
-"""Split states of a whole graph, and where devices must meet (page 1 of the design, "Inference")."""
+"""Split states of a whole graph, and where devices must meet."""
 
 from __future__ import annotations
 

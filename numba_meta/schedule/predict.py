@@ -1,4 +1,4 @@
-"""How long each call of a decode step takes on devices of known speeds, for the recursion of design page 3. Pure: nothing is run."""
+"""How long each call of a decode step takes on devices of known speeds, for the recursion of `schedule/bound.py`. Pure: nothing is run."""
 
 from __future__ import annotations
 

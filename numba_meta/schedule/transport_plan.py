@@ -1,4 +1,4 @@
-"""Which deliveries are staged through the ring, how large it is, and why anything stays ordered (design page 3). Pure.
+"""Which deliveries are staged through the ring, how large it is, and why anything stays ordered. Pure.
 
 In: the deliveries of a graph, what its devices can do and have free, the options, the ring that is held. Out: a `TransportPlan`.
 """

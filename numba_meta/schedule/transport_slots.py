@@ -1,4 +1,4 @@
-"""What a delivery is and how it lies in a slot of the ring (design pages 2 and 3). Pure; integers only.
+"""What a delivery is and how it lies in a slot of the ring. Pure; integers only.
 
 A slot holds one layer's window: K of all streams, then V, each stream's window padded to the alignment. Every device holds its share.
 """

@@ -35,7 +35,8 @@ def virtual_step(
 
     `cost(device, call)`: seconds of a call that computes. `links[j]`: how device j is reached, by deliveries and by rows that go back.
     `windows` and `n_rows`: what the step delivers and stores (None: all that the plan has room for). `writes_back=False`: rows go back in
-    no time, as page 3's recursion has it. Streams are called as real ones are: `cpu:0 compute`, `cpu:0 transfer`. Raises `UsageError`.
+    no time, as the recursion of `bound.py` has it. Streams are called as real ones are: `cpu:0 compute`, `cpu:0 transfer`. Raises
+    `UsageError`.
     """
     names = _device_names(plan, links, names)
     sizes = _Sizes(windows, n_rows, writes_back)

@@ -1,4 +1,4 @@
-"""How tensors are divided over devices (design page 1).
+"""How tensors are divided over devices.
 
 In come shapes, types and proportions, out come split states and cut points, all of it data that nothing here carries out:
 

@@ -1,4 +1,4 @@
-"""Cut points: where an axis of n elements is divided for given proportions (design page 1).
+"""Cut points: where an axis of n elements is divided for given proportions.
 
 Everything is exact: proportions are fractions of what the user wrote, and rounding is carried from cut to cut.
 """

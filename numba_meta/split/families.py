@@ -4,7 +4,7 @@ An architecture's own table stands beside its graph (`models/architectures/`). `
 
 Read a line as: tensors of this name are cut on this axis, in these parts, together with all tensors of that group. The
 output of one weight meets the input of the next (Q heads meet the attention output, up and gate meet down), so a group is
-what has to be cut alike. Weights on axis 1 are column parallel, on axis 0 row parallel (design page 1).
+what has to be cut alike. Weights on axis 1 are column parallel, on axis 0 row parallel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cut plan of a model: one split state for every weight and every cache tensor, by architecture (design page 1).
+"""The cut plan of a model: one split state for every weight and every cache tensor, by architecture.
 
 Comes in: the model's sizes, its tensors' types and shapes, proportions. Goes out: a `CutPlan`, plain data.
 """

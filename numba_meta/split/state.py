@@ -1,4 +1,4 @@
-"""Split states: how a tensor is divided over the devices of a meta device (design page 1).
+"""Split states: how a tensor is divided over the devices of a meta device.
 
 A state is a value: it knows nothing of devices, buffers or graphs. Axes are counted as in GGUF files, axis 0 is the
 fastest-varying one (the row of a weight); shapes are `(n_axis_0, n_axis_1, ...)`.

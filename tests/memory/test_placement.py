@@ -1,4 +1,4 @@
-"""Placement by share: the design page's vectors, and random layouts against a brute-force interval check."""
+"""Placement by share: known vectors, and random layouts against a brute-force interval check."""
 
 from __future__ import annotations
 

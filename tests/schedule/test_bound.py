@@ -1,4 +1,4 @@
-"""The recursion for a step's time: by hand, by property, and against the figures that the design page cites."""
+"""The recursion for a step's time: by hand, by property, and against figures that were measured elsewhere."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_devices_that_do_not_meet() -> None:
         step_bound([1], [1], [1], depth=-1)
 
 
-# ---- the published figures of design page 3 --------------------------------------------------------------------------------------------
+# ---- figures that were measured elsewhere ----------------------------------------------------------------------------------------------
 
 # Copy and compute of a step in ms, tokens/s ordered and pipelined, depth 1, 16 attention layers.
 TWO_GPUS = (103.8, 31.1, 7.08, 8.78)

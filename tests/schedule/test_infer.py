@@ -1,4 +1,4 @@
-"""Where the devices of a split graph meet (design page 1, "Inference")."""
+"""Where the devices of a split graph meet."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def links_for(plan: StepPlan) -> tuple[Link, ...]:
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])
 @pytest.mark.parametrize(("architecture", "proportions"), PLANS, ids=str)
 def test_a_plan_takes_what_the_recursion_says(architecture: str, proportions: tuple[int, ...], depth: int) -> None:
-    """llama: uniform windows. gemma3: local and global ones in turns. Rows go back in no time, as page 3's recursion has it."""
+    """llama: uniform windows. gemma3: local and global ones in turns. Rows go back in no time, as the recursion of `bound.py` has it."""
     plan = host_plan(architecture, proportions, depth)
     assert plan.transport is not None and plan.transport.path == ("pipelined" if depth else "ordered")
     cost, links = random_cost(depth), links_for(plan)

@@ -1,4 +1,4 @@
-"""Cut points: the design page's vectors, exactness, and one clear line for proportions that cannot be."""
+"""Cut points: known vectors, exactness, and one clear line for proportions that cannot be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cut plans of hybrids: gated delta rule beside attention, KDA beside MLA (the granules of the design page's table)."""
+"""Cut plans of hybrids: gated delta rule beside attention, KDA beside MLA."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def ring_bytes(model: Model) -> list[int]:
 
 
 def simple_bytes(slot: int, n_heads: int, n_cells_full: int = 2048) -> int:
-    """Page 2: a slot by the share of K (or V, which is as large) that so many of the 4 heads have of the full context."""
+    """A slot by the share of K (or V, which is as large) that so many of the 4 heads have of the full context."""
     entry = n_cells_full * 4 * HEAD_BYTES
     share = min(65536, -(-65536 * (n_cells_full * n_heads * HEAD_BYTES + ALIGNMENT) // entry))
     n_bytes = -(-slot * share // 65536)
@@ -130,7 +130,7 @@ def test_a_device_without_heads_receives_nothing(tensor_split: str, reader: int,
         stats = hosted.transport.stats
         assert stats["path"] == "pipelined"
         assert stats["early_bytes"][reader] > 0 == stats["early_bytes"][1 - reader]
-        assert stats["ring_bytes"][1 - reader] <= 3 * 2 * ALIGNMENT, "page 2: a share of no bytes pays for alignment"
+        assert stats["ring_bytes"][1 - reader] <= 3 * 2 * ALIGNMENT, "a share of no bytes pays for alignment"
         plan = hosted.context.plan(hosted.context.capacity_for(1, 1))
         assert not plan.devices[1 - reader].transfer_calls
 

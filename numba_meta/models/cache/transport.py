@@ -1,4 +1,4 @@
-"""The transport of a host-resident cache in a context: the ring that is held, and what was decided and moved (page 3 of the design)."""
+"""The transport of a host-resident cache in a context: the ring that is held, and what was decided and moved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a load would decide and how fast its steps would be, from the header of a file alone. Pure: nothing is allocated, read or run.
 
 The decisions are those of `load` itself (`plan_load`, `plan_cuts`, `plan_transport`); times follow from the calls of a decode step, the
-speeds of the devices, and the recursion of design page 3.
+speeds of the devices, and the recursion of `schedule/bound.py`.
 """
 
 from __future__ import annotations

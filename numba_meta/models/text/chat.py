@@ -1,7 +1,7 @@
 """A model's own chat template: messages in, the prompt's text or ids out.
 
 Templates are Jinja programs that come with the model file. They see what `transformers` shows them (the messages, tools, special tokens and
-a few harmless functions), in a sandbox without Python, memory or time to waste (`template_sandbox`). Page 6 of the design.
+a few harmless functions), in a sandbox without Python, memory or time to waste (`template_sandbox`).
 """
 
 from __future__ import annotations

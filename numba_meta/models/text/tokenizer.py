@@ -1,7 +1,7 @@
 """Text ↔ token ids, built from a GGUF header: special tokens are cut out first, the rest goes to the vocabulary's own algorithm.
 
 Comes in: metadata (`tokenizer.ggml.*`). Goes out: a `Tokenizer` whose ids equal llama.cpp's, and a `StreamDetokenizer` that gives
-whole characters while tokens arrive. Page 6 of the design.
+whole characters while tokens arrive.
 """
 
 from __future__ import annotations
