@@ -183,6 +183,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "unary": _unary,
     "glu": _glu,
     "rms_norm": _rms_norm,
+    "center": lambda params, x: x - x.mean(axis=0, keepdims=True),
     "softmax": _softmax,
     "argmax": _argmax,
     "matmul": _matmul,

@@ -1,4 +1,4 @@
-"""Normalization over axis 0: root mean square, softmax; and the index of the largest element."""
+"""Over axis 0: root-mean-square norm, the mean taken off, softmax; and the index of the largest element."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from numba_meta.tensor import Rows, Tensor
 def rms_norm(graph: Graph, x: Tensor, weight: Tensor, epsilon: float, name: str = "") -> Tensor:
     """`x / sqrt(mean(x²) + epsilon) * weight` over axis 0; weight float32 `[n]`."""
     return graph.apply("rms_norm", x, weight, name=name, epsilon=epsilon)
+
+
+def center(graph: Graph, x: Tensor, name: str = "") -> Tensor:
+    """`x - mean(x)` over axis 0; with `rms_norm` behind it a layer norm (Ba et al. 2016)."""
+    return graph.apply("center", x, name=name)
 
 
 def softmax(graph: Graph, x: Tensor, scale: float = 1.0, name: str = "") -> Tensor:
@@ -69,6 +74,26 @@ class RmsNorm(Operation):
             n_rows=count,
             eps=float(node.params["epsilon"]),
         )
+
+
+@register
+class Center(Operation):
+    name = "center"
+
+    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
+        (x,) = sources
+        check(x.dtype == F32 and x.is_contiguous, "center", name, sources, "contiguous float32 x [n, ...]")
+        return new_tensor("center", name, x.shape, sources, params, rows=x.rows)
+
+    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
+        return _over_rows(node, states)
+
+    def lower(self, node: Tensor, to: Lowering) -> None:
+        (x,) = node.sources
+        rows_per_token, count = to.norm_rows(x)
+        strides = {"x_stride": x.strides[1], "y_stride": node.strides[1]}
+        kernel = to.kernels.norm.center_rows
+        to.call(kernel, reads=(x,), writes=(node,), x=x, y=node, n=x.shape[0], rows_per_token=rows_per_token, n_rows=count, **strides)
 
 
 @register

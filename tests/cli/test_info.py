@@ -65,7 +65,7 @@ def test_an_unknown_architecture_is_shown(run, model_path, tmp_path):
     path = rewrite(model_path, tmp_path / "other.gguf", {"general.architecture": ("mamba9", VALUE.STRING)})
     outcome = run("info", str(path))
     assert outcome.status == 0 and facts_of(outcome)["architecture"] == "mamba9"
-    assert "'mamba9' is not supported; supported are gemma2, gemma3, granite, llama, qwen2, qwen3" in facts_of(outcome)["does not load"]
+    assert "'mamba9' is not supported; supported are cohere2, gemma2," in facts_of(outcome)["does not load"]
     assert "mamba9" in json.loads(run("info", str(path), "--json").out)["problems"][0]
 
 

@@ -55,7 +55,7 @@ def fails(path: Path, pattern: str, error: type[NumbaMetaError] = ModelFileError
 
 
 CASES: list[tuple[str, str, Any, str]] = [
-    ("llama", "general.architecture", ("mamba9", VALUE.STRING), "architecture 'mamba9' is not supported; supported are gemma2, .* qwen3"),
+    ("llama", "general.architecture", ("mamba9", VALUE.STRING), "architecture 'mamba9' is not supported; supported are cohere2, .* qwen3"),
     ("llama", "llama.attention.head_count", (0, VALUE.UINT32), "attention.head_count is 0, expected a positive number"),
     ("llama", "llama.attention.head_count", (7, VALUE.UINT32), "7 query heads over 2 KV heads; expected a multiple"),
     ("llama", "llama.attention.head_count_kv", (3, VALUE.UINT32), "4 query heads over 3 KV heads; expected a multiple"),

@@ -219,6 +219,33 @@ norm_add_rms_norm = _norm_add_rms_norm("norm_add_rms_norm", write_f32)  # rms_no
 norm_add_rms_norm_quantize = _norm_add_rms_norm("norm_add_rms_norm_quantize", write_q8)  # and quantize_rows: y `q8` rows
 
 
+@cuda_kernel(launch=block_per_row, max_threads=MAX_THREADS)
+def center_rows(x: Ptr, x_stride: Int, y: Ptr, y_stride: Int, n: Int, rows_per_token: Int, n_rows: Ptr):  # type: ignore[no-untyped-def]
+    """y = x - mean(x) for `rows_per_token` rows of each live token. Reads a row twice and writes it."""
+    start_next_kernel()
+    scratch = cuda.shared.array(32, types.float32)
+    row, step, column = np.int64(cuda.blockIdx.x), 4 * np.int64(cuda.blockDim.x), 4 * np.int64(cuda.threadIdx.x)
+    is_aligned = (x | x_stride | y | y_stride) & 15 == 0
+    source, target = x + row * x_stride, y + row * y_stride
+    wait_for_previous_kernel()
+    if row >= load_i64(n_rows) * rows_per_token:
+        return
+    total = np.float32(0.0)
+    i = column
+    while i < n:
+        v = load_4(source + 4 * i, n - i, is_aligned)
+        total = add(total, add(add(v[0], v[1]), add(v[2], v[3])))
+        i += step
+    mean = block_sum(total, scratch) / np.float32(n)
+    i = column
+    while i < n:
+        v = load_4(source + 4 * i, n - i, is_aligned)
+        write_f32(target, i, (v[0] - mean, v[1] - mean, v[2] - mean, v[3] - mean), n, is_aligned)
+        i += step
+
+
 def all_kernels() -> list[CudaKernel]:
     """Every kernel of this module."""
-    return [rms_norm, rms_norm_quantize, add_rms_norm, add_rms_norm_quantize, norm_add_rms_norm, norm_add_rms_norm_quantize]
+    return [
+        rms_norm, rms_norm_quantize, add_rms_norm, add_rms_norm_quantize, norm_add_rms_norm, norm_add_rms_norm_quantize, center_rows
+    ]  # fmt: skip

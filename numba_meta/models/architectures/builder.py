@@ -145,6 +145,10 @@ class GraphBuilder:
         """RMS norm over axis 0."""
         return norm.rms_norm(self.graph, x, self.weight(weight_name, x.shape[0]), self.config.norm_epsilon, name)
 
+    def layer_norm(self, x: Tensor, weight_name: str, name: str) -> Tensor:
+        """Layer norm over axis 0, without a bias."""
+        return self.norm(norm.center(self.graph, x, f"{name}.centered"), weight_name, name)
+
     def heads(self, x: Tensor, weight: str, n_heads: int, head_dim: int) -> Tensor:
         """A projection into heads: `[head_dim, n_heads, R]`, with its bias where the model has one."""
         y = matmul.matmul(self.graph, self.weight(f"{weight}.weight", x.shape[0], n_heads * head_dim), x, weight)
@@ -253,20 +257,21 @@ class GraphBuilder:
         """`x * factor`."""
         return x if factor == 1.0 else elementwise.scale(self.graph, x, factor, name)
 
-    def only_outputs(self, layer: int, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream and what attention gave, `[n, R]`; of the last layer the rows that give logits: nothing reads the others."""
+    def only_outputs(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What a layer has behind attention, `[n, R]` each; of the last layer the rows that give logits: nothing reads the others."""
         if layer < self.config.shape.n_layer - 1:
-            return x, attended
-        kept = [rows.get_rows(self.graph, t, self.output_rows, f"outputs.{name}") for t, name in ((x, "x"), (attended, "attention"))]
-        return kept[0], kept[1]
+            return tensors
+        return tuple(rows.get_rows(self.graph, tensor, self.output_rows, f"outputs.{i}") for i, tensor in enumerate(tensors))
 
-    def logits(self, x: Tensor, scale: float = 1.0, softcap: float = 0.0, may_have_bias: bool = False) -> Graph:
+    def logits(
+        self, x: Tensor, scale: float = 1.0, softcap: float = 0.0, may_have_bias: bool = False, layer_norm: bool = False
+    ) -> Graph:
         """Output norm and head, then `scale`, then `softcap * tanh(logits / softcap)` (0: none). Ends the graph.
 
-        A head tied to the embedding is the same weight in a second role.
+        A head tied to the embedding is the same weight in a second role. `layer_norm`: of that kind is the norm.
         """
         shape = self.config.shape
-        x = self.norm(x, "output_norm.weight", "output_norm")
+        x = (self.layer_norm if layer_norm else self.norm)(x, "output_norm.weight", "output_norm")
         head = "output.weight" if self.has("output.weight") else "token_embd.weight"
         x = matmul.matmul(self.graph, self.weight(head, shape.n_embd, shape.n_vocab), x, "logits")
         if may_have_bias and self.has("output.bias"):

@@ -32,8 +32,13 @@ def read(keys: Keys) -> ModelConfig:
     window = keys.number("attention.sliding_window", 4096)
     own = replace(rope, base=keys.real("rope.freq_base_swa", rope.base))
     layers = local_layers(keys, keys.layers(shape, rope, scale), window, keys.checked_rope(own, shape), pattern=2)
-    caps = {"score_softcap": keys.real("attn_logit_softcapping", 50.0), "logit_softcap": keys.real("final_logit_softcapping", 30.0)}
-    return keys.config(shape, layers, Gemma2Config, **caps)
+    return keys.config(
+        shape,
+        layers,
+        Gemma2Config,
+        score_softcap=keys.real("attn_logit_softcapping", 50.0),
+        logit_softcap=keys.real("final_logit_softcapping", 30.0),
+    )
 
 
 def build(b: GraphBuilder) -> Graph:

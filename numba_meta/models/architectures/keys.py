@@ -202,12 +202,17 @@ class Keys:
         return rope
 
     def config(
-        self, shape: ModelShape, layers: Sequence[LayerSpec], kind: type[Config] = ModelConfig, **own: float  # type: ignore[assignment]
+        self,
+        shape: ModelShape,
+        layers: Sequence[LayerSpec],
+        kind: type[Config] = ModelConfig,  # type: ignore[assignment]
+        epsilon_key: str = "attention.layer_norm_rms_epsilon",
+        **own: float,
     ) -> Config:
         """The configuration of these layers, with the keys that every architecture has, and the `own` fields of a derived `kind`."""
-        context, epsilon = self.number("context_length"), self.real("attention.layer_norm_rms_epsilon")
+        context, epsilon = self.number("context_length"), self.real(epsilon_key)
         if not 0 < epsilon < 1:
-            raise self.error(f"{self.name_of('attention.layer_norm_rms_epsilon')} is {epsilon}, expected a small positive number")
+            raise self.error(f"{self.name_of(epsilon_key)} is {epsilon}, expected a small positive number")
         if not self.flag("attention.causal", True):
             raise self.error(f"{self.name_of('attention.causal')} is false: a model that reads both ways; expected one that generates text")
         plain = replace(shape, n_head=layers[0].n_head, n_head_kv=layers[0].n_head_kv, n_ff=layers[0].n_ff)

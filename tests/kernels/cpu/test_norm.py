@@ -1,4 +1,4 @@
-"""Root-mean-square norm against float64."""
+"""Norms of rows against float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernels.cpu.guarded import Guarded, live, same_for_threads
 
-from numba_meta.kernels.cpu.norm import rms_norm
+from numba_meta.kernels.cpu.norm import center_rows, rms_norm
 
 
 def normalize(x: np.ndarray, weight: np.ndarray, rows_per_token: int, threads: int, n_live: int | None = None) -> np.ndarray:
@@ -54,3 +54,22 @@ def test_in_place() -> None:
         n_rows=live(3), eps=1e-5,
     )  # fmt: skip
     assert rows.result().tobytes() == normalize(x, weight, 1, 1).tobytes()
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 64, 80, 100, 576, 2048])
+def test_centered_rows_against_float64(n: int) -> None:
+    """In place too; the same for any threads, dead rows stay."""
+    x = (np.random.default_rng(n).standard_normal((6, n)) + 3).astype(np.float32)
+    wide = x.astype(np.float64)
+
+    def center(threads: int) -> np.ndarray:
+        rows = Guarded.of(x)
+        center_rows(
+            threads=threads, x=rows.address, x_stride=rows.stride, y=rows.address, y_stride=rows.stride, n=n, rows_per_token=2,
+            n_rows=live(2),
+        )  # fmt: skip
+        return rows.result()
+
+    got = same_for_threads(center)
+    np.testing.assert_allclose(got[:4], (wide - wide.mean(1, keepdims=True))[:4], atol=2e-6)
+    assert got[4:].tobytes() == x[4:].tobytes()

@@ -57,6 +57,20 @@ def test_rms_norm(gpu: TestGpu, n: int) -> None:
     assert np.isnan(normalize(gpu, x, weight, live=0)).all()
 
 
+@pytest.mark.parametrize("n", [1, 15, 64, 100, 576, 4096, 12290])
+def test_centered_rows(gpu: TestGpu, n: int) -> None:
+    x = random(6, n) + np.float32(3)
+    for aligned in (True, False):
+        source, out = Placed(x, aligned, gpu), Placed.poisoned(x.shape, aligned, gpu)
+        gpu.run(
+            norm.center_rows, 3, x=source.address, x_stride=source.stride, y=out.address, y_stride=out.stride, n=n, rows_per_token=2,
+            n_rows=count(gpu, 2),
+        )  # fmt: skip
+        wide = x[:4].astype(np.float64)
+        np.testing.assert_allclose(out.result()[:4], wide - wide.mean(1, keepdims=True), atol=2e-6)
+        assert np.isnan(out.result()[4:]).all()
+
+
 @pytest.mark.parametrize("n", [33, 576, 4096, 12290])
 @pytest.mark.parametrize("aligned", [True, False])
 def test_add_rms_norm(gpu: TestGpu, n: int, aligned: bool) -> None:
