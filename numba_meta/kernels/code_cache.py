@@ -64,6 +64,11 @@ def kind_of(kernel: str, parameter: inspect.Parameter) -> type:
     return kind
 
 
+def shown_cap(softcap: float) -> str:
+    """The part of the name of a kernel of attention that tells its softcap."""
+    return f"_cap{softcap:g}" if softcap else ""
+
+
 def cache_folder() -> Path:
     """Where compiled kernels are kept: `$NUMBA_META_CACHE/kernels`, else under the user's cache folder."""
     root = os.environ.get("NUMBA_META_CACHE")

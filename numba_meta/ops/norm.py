@@ -76,17 +76,21 @@ class RmsNorm(Operation):
         )
 
 
-@register
-class Center(Operation):
-    name = "center"
+class _OverRows(Operation):
+    """A result of the shape of its one source, whose rows must be whole."""
 
     def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
         (x,) = sources
-        check(x.dtype == F32 and x.is_contiguous, "center", name, sources, "contiguous float32 x [n, ...]")
-        return new_tensor("center", name, x.shape, sources, params, rows=x.rows)
+        check(x.dtype == F32 and x.is_contiguous, self.name, name, sources, "contiguous float32 x [n, ...]")
+        return new_tensor(self.name, name, x.shape, sources, params, rows=x.rows)
 
     def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
         return _over_rows(node, states)
+
+
+@register
+class Center(_OverRows):
+    name = "center"
 
     def lower(self, node: Tensor, to: Lowering) -> None:
         (x,) = node.sources
@@ -97,16 +101,8 @@ class Center(Operation):
 
 
 @register
-class Softmax(Operation):
+class Softmax(_OverRows):
     name = "softmax"
-
-    def result(self, name: str, sources: Sequence[Tensor], params: Params) -> Tensor:
-        (x,) = sources
-        check(x.dtype == F32 and x.is_contiguous, "softmax", name, sources, "contiguous float32 x [n, ...]")
-        return new_tensor("softmax", name, x.shape, sources, params, rows=x.rows)
-
-    def split(self, node: Tensor, states: Sequence[SplitState]) -> SplitState:
-        return _over_rows(node, states)
 
     def lower(self, node: Tensor, to: Lowering) -> None:
         kernel = to.kernels.elementwise.softmax_rows

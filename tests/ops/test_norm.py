@@ -17,6 +17,8 @@ def make(op: str) -> Tensor:
     x = leaf(graph, "x", 4, 4)
     if op == "rms_norm":
         return norm.rms_norm(graph, x, leaf(graph, "w", 4), 1e-5, "node")
+    if op == "center":
+        return norm.center(graph, x, "node")
     return norm.softmax(graph, x, 1.0, "node") if op == "softmax" else norm.argmax(graph, x, "node")
 
 
@@ -24,7 +26,7 @@ def states(op: str, x: SplitState, weight: SplitState = MIRRORED) -> list[SplitS
     return [x, weight] if op == "rms_norm" else [x]
 
 
-OVER_ROWS = ("rms_norm", "softmax", "argmax")
+OVER_ROWS = ("rms_norm", "center", "softmax", "argmax")
 
 
 @pytest.mark.parametrize("op", OVER_ROWS)

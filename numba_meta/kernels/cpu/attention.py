@@ -20,7 +20,8 @@ import functools
 import numpy as np
 
 from numba_meta.dtypes import DType
-from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors, shown_cap
+from numba_meta.kernels.code_cache import shown_cap
+from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors
 from numba_meta.kernels.cpu.attention_prompt import attention_rows, attention_rows_scratch_bytes
 from numba_meta.kernels.cpu.attention_steps import (
     CHUNK,

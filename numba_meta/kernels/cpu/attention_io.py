@@ -10,11 +10,6 @@ from numba_meta.kernels.cpu.simd import LANES, VF, pointer_ir, splat_ir
 from numba_meta.kernels.cpu.simd_math import I8, I16, I32, I64, const_ir, f32_from_bf16_ir, f32_from_f16_ir, lanes_ir
 
 
-def shown_cap(softcap: float) -> str:
-    """The part of a kernel's name that tells its softcap."""
-    return f"_cap{softcap:g}" if softcap else ""
-
-
 def n_vectors(dim: int) -> int:
     """Vectors of 16 that hold `dim` elements; the last one is padded with zeros."""
     return -(-dim // LANES)

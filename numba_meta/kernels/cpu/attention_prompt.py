@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from numba_meta.dtypes import F32, DType
-from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors, shown_cap
+from numba_meta.kernels.code_cache import shown_cap
+from numba_meta.kernels.cpu.attention_io import check_cache_row, n_vectors
 from numba_meta.kernels.cpu.attention_steps import (
     CHUNK,
     IOTA_BYTES,

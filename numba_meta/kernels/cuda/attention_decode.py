@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.dtypes import BF16, F16, Q4_0, Q8_0, DType
+from numba_meta.kernels.code_cache import shown_cap
 from numba_meta.kernels.cuda.attention_intrinsics import pack_bf16x2, shared_word, transposed
 from numba_meta.kernels.cuda.attention_steps import (
     LOG2_E,
@@ -26,7 +27,6 @@ from numba_meta.kernels.cuda.attention_steps import (
     head_tiles,
     record_bytes,
     row_chunks,
-    shown_cap,
     tile_heads,
 )
 from numba_meta.kernels.cuda.attention_tiles import (

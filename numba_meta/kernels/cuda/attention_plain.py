@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from numba_meta.dtypes import BF16, F16, F32, Q4_0, Q8_0, DType
+from numba_meta.kernels.code_cache import shown_cap
 from numba_meta.kernels.cuda.attention_io import read_4
 from numba_meta.kernels.cuda.attention_steps import (
     LOG2_E,
@@ -23,7 +24,6 @@ from numba_meta.kernels.cuda.attention_steps import (
     quotient,
     record_bytes,
     row_chunks,
-    shown_cap,
     tile_heads,
     with_sink,
 )

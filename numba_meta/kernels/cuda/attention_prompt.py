@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from numba_meta.dtypes import BF16, F16, Q4_0, Q8_0, DType
+from numba_meta.kernels.code_cache import shown_cap
 from numba_meta.kernels.cuda.attention_halves import stage_row
 from numba_meta.kernels.cuda.attention_intrinsics import cell_address, shared_word
-from numba_meta.kernels.cuda.attention_steps import LOG2_E, LOWEST, cap_score, first_attended, quotient, shown_cap, with_sink
+from numba_meta.kernels.cuda.attention_steps import LOG2_E, LOWEST, cap_score, first_attended, quotient, with_sink
 from numba_meta.kernels.cuda.device import (
     async_commit,
     async_wait_all,

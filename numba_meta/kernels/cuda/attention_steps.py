@@ -19,11 +19,6 @@ LOWEST = np.float32(-1e30)  # below every score; finite, so that differences are
 LOG2_E = np.float32(math.log2(math.e))
 
 
-def shown_cap(softcap: float) -> str:
-    """The part of a kernel's name that tells its softcap."""
-    return f"_cap{softcap:g}" if softcap else ""
-
-
 @functools.cache
 def cap_score(softcap: float) -> Any:
     """A device function: a score times log2(e) becomes softcap * tanh(score / softcap) times log2(e); with a softcap of 0 it stays."""
