@@ -18,12 +18,13 @@ def check_arguments(arguments: Mapping[str, Any], n_ranks: int) -> None:
     check_options(LoadOptions(**arguments), n_ranks)
 
 
-def check_header(name: str, arguments: Mapping[str, Any], n_ranks: int, progress: Progress, needs_text: bool) -> None:
+def check_header(name: str, arguments: Mapping[str, Any], n_ranks: int, progress: Progress, needs_text: bool, needs_chat: bool) -> None:
     """Fetches a model that is missing, and raises what its header says against a load by the first of several ranks."""
     from numba_meta.models.architectures.description import describe_model
     from numba_meta.models.files.gguf import read_gguf
     from numba_meta.models.files.pull import resolve_model
     from numba_meta.models.loading.load_plan import LoadOptions, plan_load
+    from numba_meta.models.text.template_check import check_chat
     from numba_meta.models.text.tokenizer_check import refuse_text, tokenizer_problem
 
     file = read_gguf(resolve_model(name, progress))
@@ -31,6 +32,8 @@ def check_header(name: str, arguments: Mapping[str, Any], n_ranks: int, progress
         described = describe_model(file)
         if needs_text:
             refuse_text(file.path.name, tokenizer_problem(file.metadata, described.config.shape.n_vocab))
+        if needs_chat:
+            check_chat(file.metadata, file.path.name)
         plan_load(described, LoadOptions(**arguments), 0, n_ranks)
     finally:
         file.close()

@@ -23,7 +23,6 @@ from numba_meta.cli.session import (
     Message,
     after_generation,
     chat_prompt,
-    check_chat_template,
     decisions,
     generation_arguments,
     generation_limit,
@@ -69,13 +68,12 @@ def chat(
     arguments = generation_arguments(generation)
     arguments["max_tokens"] = generation_limit(predict, arguments)
     progress = Progress()
-    with open_model(model, load, 1, progress) as loaded:
+    with open_model(model, load, 1, progress, needs_chat=True) as loaded:
         progress.clear()
         if verbose:
             for line in decisions(loaded):
                 say(line)
         opening: list[Message] = [{"role": "system", "content": system}] if system else []
-        check_chat_template(loaded)  # a model without one says so before the first question
         say(COMMANDS)
         with traced(loaded, verbose):
             _converse(loaded, opening, predict, parse_special, arguments, progress, verbose)

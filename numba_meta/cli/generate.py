@@ -101,7 +101,7 @@ def generate(
     arguments = generation_arguments(generation)
     max_tokens = generation_limit(predict, arguments)
     progress = Progress()
-    with open_model(model, load, len(texts), progress, texts) as loaded:
+    with open_model(model, load, len(texts), progress, texts, needs_chat=as_chat) as loaded:
         progress.clear()
         if verbose:
             for line in decisions(loaded):

@@ -80,6 +80,7 @@ def why_not_loaded(file: GGUFFile) -> list[str]:
     """What a load of this file would be refused for; nothing is read but the header."""
     from numba_meta.errors import ModelFileError
     from numba_meta.models.architectures.description import describe_model
+    from numba_meta.models.text.template_check import template_problem
     from numba_meta.models.text.tokenizer_check import tokenizer_problem
 
     try:
@@ -87,7 +88,9 @@ def why_not_loaded(file: GGUFFile) -> list[str]:
     except ModelFileError as error:
         return [str(error)]
     problem = tokenizer_problem(file.metadata, described.config.shape.n_vocab)
-    return [f"{file.path.name}: with prompts of text, which need a tokenizer (ids need none): {problem}"] if problem else []
+    found = [f"{file.path.name}: with prompts of text, which need a tokenizer (ids need none): {problem}"] if problem else []
+    chat = template_problem(file.metadata, file.path.name)
+    return [*found, f"{chat}; prompts that are no chat need none"] if chat else found
 
 
 def overview(file: GGUFFile) -> Iterator[str]:

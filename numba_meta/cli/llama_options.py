@@ -59,7 +59,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("--prompt-cache-ro", "a cache that is not written", "--prompt-cache leaves the new state in its file; give it a copy"),
     ("--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale -gqa -eps", "how positions are scaled", _FROM_FILE),
     ("--yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
-     "YaRN", f"{_FROM_FILE}, and YaRN is not there"),
+     "YaRN", _FROM_FILE),
     ("-gan --grp-attn-n -gaw --grp-attn-w", "self-extend", "it is not there; see --context-shift"),
     # ---- prompts and conversations
     ("-e --escape --no-escape", "escapes in prompts", f"a prompt is taken as it is: write line breaks into --file; {_OUT}"),

@@ -48,21 +48,27 @@ class Rehearsed(Exception):
 
 
 def open_model(
-    name: str, load: LoadOptions, n_prompts: int, progress: Progress, prompts: Sequence[str] = (), needs_text: bool = True
+    name: str,
+    load: LoadOptions,
+    n_prompts: int,
+    progress: Progress,
+    prompts: Sequence[str] = (),
+    needs_text: bool = True,
+    needs_chat: bool = False,
 ) -> Model:
     """Load `name`, a file or a model's name, with room for `n_prompts` sequences unless `load` says how many.
 
     `prompts`: texts that must fit the context; one that is far too long is refused before weights are read.
-    `needs_text`: so is a file whose tokenizer cannot be built.
+    `needs_text`: so is a file whose tokenizer cannot be built; `needs_chat`: one without a chat template that can be used.
     """
     arguments = check_load(load, n_prompts)
     check_prompts(name, arguments, prompts, progress)
     if is_rehearsal():
-        check_header(name, arguments, n_ranks(), progress, needs_text)
+        check_header(name, arguments, n_ranks(), progress, needs_text, needs_chat)
         raise Rehearsed
     if (launch := current_launch()) is not None:
         arguments["ranks"] = launch
-    return numba_meta.load(name, **arguments, needs_text=needs_text, progress=progress)
+    return numba_meta.load(name, **arguments, needs_text=needs_text, needs_chat=needs_chat, progress=progress)
 
 
 def check_load(load: LoadOptions, n_prompts: int = 1) -> dict[str, Any]:
@@ -180,17 +186,11 @@ PARSE_SPECIAL_OPTION = click.option(
 )  # fmt: skip
 
 
-def check_chat_template(model: Model) -> None:
-    """Raises `UsageError` for a model that cannot chat."""
-    if model.chat_template is None:
-        raise UsageError("this model has no chat template (a base model continues text): use `generate` without --chat")
-
-
 def chat_prompt(model: Model, messages: Sequence[Message], parse_special: bool = False) -> list[int]:
     """The ids of a conversation in the model's own format, ready for its next answer. `parse_special`: of what the messages spell."""
-    check_chat_template(model)
     template = model.chat_template
-    assert template is not None
+    if template is None:
+        raise UsageError("this model has no chat template (a base model continues text): use `generate` without --chat")
     return template.encode(messages, parse_special=parse_special)
 
 

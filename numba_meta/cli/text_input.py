@@ -30,6 +30,8 @@ def typed_lines() -> Iterator[str]:
     number = 0
     while (line := _next_line()) is not None:
         number += 1
+        if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UsageError("standard input is UTF-16 text, expected UTF-8; convert it first")
         data = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         try:
             yield data.decode("utf-8")

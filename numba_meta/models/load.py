@@ -6,6 +6,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from numba_meta.models.model import Model
 from numba_meta.models.running.context import Context
 from numba_meta.models.running.ranks import RankGroup
 from numba_meta.models.running.weights import load_weights, plan_weights
+from numba_meta.models.text.template_check import check_chat
 from numba_meta.models.text.tokenizer_check import refuse_text, tokenizer_problem
 from numba_meta.tensor import Role
 
@@ -55,6 +57,7 @@ def load(
     progress: Progress | None = None,
     ranks: RankLaunch | None = None,
     needs_text: bool = False,
+    needs_chat: bool = False,
 ) -> Model:
     """Loads a GGUF model over devices. A known name (`smollm2`, `gemma3`) is pulled first where it is missing.
 
@@ -75,12 +78,13 @@ def load(
     deterministic: no sum crosses devices: any number of devices and any batch give the same bits, at the price of more gathers.
     progress(what, done, total): told about long work.
     needs_text: refuse a file whose tokenizer cannot be built, before weights are read; else that is a warning, since ids need none.
+    needs_chat: refuse one without a chat template that can be used, too.
 
     Raises `UsageError` for impossible options, `ModelFileError` for the file, `OutOfMemoryError` where a device has no room. Warns
     (`NumbaMetaWarning`) for a context longer than what the model was trained with, and for a tokenizer that cannot be built.
     """
     check_call(name_or_path, progress, ranks)
-    needs_text = switch("needs_text", needs_text)
+    needs = _Needs(switch("needs_text", needs_text), switch("needs_chat", needs_chat))
     options = LoadOptions(
         devices,
         tensor_split,
@@ -103,12 +107,12 @@ def load(
     )
     launch = ranks or _launch()
     if launch is not None and launch.size > 1:
-        return _load_over_ranks(str(name_or_path), options, progress, launch, needs_text)
+        return _load_over_ranks(str(name_or_path), options, progress, launch, needs)
     check_options(options)
     file = read_gguf(resolve_model(str(name_or_path), progress))
     try:
         model = describe_model(file)
-        _check_tokenizer(file, model, needs_text)
+        needs.check(file, model)
         plan = plan_load(model, options)
         context = load_context(file, model, options, plan, progress)
     except BaseException as error:
@@ -137,16 +141,25 @@ def _launch() -> RankLaunch | None:
     return enter_ranks()
 
 
-def _check_tokenizer(file: GGUFFile, model: ModelDescription, needs_text: bool, warns: bool = True) -> None:
-    """Raises `ModelFileError` for a tokenizer that cannot be built and that text needs; else warns of it."""
-    problem = tokenizer_problem(file.metadata, model.config.shape.n_vocab)
-    if needs_text:
-        refuse_text(file.path.name, problem)
-    if problem is not None and warns:
-        warnings.warn(f"{file.path.name}: {problem}; ids alone can be given and come back", NumbaMetaWarning, stacklevel=3)
+@dataclass(frozen=True)
+class _Needs:
+    """What a load is for, besides ids."""
+
+    text: bool
+    chat: bool
+
+    def check(self, file: GGUFFile, model: ModelDescription, warns: bool = True) -> None:
+        """Raises `ModelFileError` for a tokenizer that cannot be built and that text needs, else warns of it; the same for chats."""
+        problem = tokenizer_problem(file.metadata, model.config.shape.n_vocab)
+        if self.text or self.chat:
+            refuse_text(file.path.name, problem)
+        if self.chat:
+            check_chat(file.metadata, file.path.name)
+        if problem is not None and warns:
+            warnings.warn(f"{file.path.name}: {problem}; ids alone can be given and come back", NumbaMetaWarning, stacklevel=3)
 
 
-def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None, launch: RankLaunch, needs_text: bool) -> Model:
+def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None, launch: RankLaunch, needs: _Needs) -> Model:
     """Joins the other ranks before any memory is taken, then loads this rank's pieces."""
     from numba_meta.comm.calls import Call
     from numba_meta.models.loading.load_ranks import RankLoad
@@ -157,7 +170,7 @@ def _load_over_ranks(name: str, options: LoadOptions, progress: Progress | None,
         with calls:
             file, model, plan, group = load.join(
                 lambda: read_gguf(resolve_model(name, progress)),
-                lambda file, model: _check_tokenizer(file, model, needs_text, not launch.rank),
+                lambda file, model: needs.check(file, model, not launch.rank),
             )
             context = load_context(file, model, options, plan, progress, group)
     except BaseException as error:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import io
 import sys
 
+import gguf
 import pytest
+from models.rewriting import REMOVED, rewrite
+from synthetic import write_model
 
 from numba_meta.errors import ContextFullError
+
+VALUE = gguf.GGUFValueType
 
 
 @pytest.fixture
@@ -61,10 +66,22 @@ def test_a_full_context_is_said_and_the_conversation_goes_on(run, next_model, ty
     assert prompts(model) == ["user:Hello;", "user:Again;"]
 
 
-def test_a_model_without_a_template_says_so_at_once(run, next_model, typed):
-    model = next_model("Yes")
-    model.chat_template = None
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        (REMOVED, "base.gguf has no chat template (a base model continues text): use `generate` without --chat"),
+        (("{% if %}", VALUE.STRING), "base.gguf: tokenizer.chat_template is not a valid Jinja template: Expected an expression, got"),
+        ((7, VALUE.UINT32), "base.gguf: tokenizer.chat_template is of type int, expected a string"),
+    ],
+    ids=["none", "no-jinja", "no-text"],
+)
+def test_a_file_without_a_template_is_refused_before_weights_are_read(run, typed, tmp_path, template, line):
+    """A device without room shows the order: the weights would complain. `info` says it, too; text that is no chat needs none."""
+    path = rewrite(write_model(tmp_path / "plain.gguf"), tmp_path / "base.gguf", {"tokenizer.chat_template": template})
     typed("Hello\n")
-    outcome = run("chat", "m")
-    assert outcome.status == 2
-    assert outcome.err == "numba-meta: this model has no chat template (a base model continues text): use `generate` without --chat\n"
+    for command in (("chat", str(path)), ("generate", str(path), "--chat", "Hello")):
+        outcome = run(*command, "--device", "cpu:0?mem=1K")
+        assert outcome.status in (1, 2) and outcome.err.startswith(f"numba-meta: {line}") and outcome.err.count("\n") == 1
+    told = run("info", str(path)).out
+    assert ("does not load" in told) == (template is not REMOVED)
+    assert "weights need" in run("generate", str(path), "Hello", "--device", "cpu:0?mem=1K").err

@@ -19,7 +19,7 @@ def test_text_to_standard_output_and_the_summary_to_standard_error(run, models):
 def test_options_left_out_keep_the_defaults_of_python(run, models):
     run("generate", "m", "The lamp")
     arguments = dict(models[0].load_arguments)
-    assert callable(arguments.pop("progress")) and arguments.pop("needs_text") is True
+    assert callable(arguments.pop("progress")) and arguments.pop("needs_text") is True and arguments.pop("needs_chat") is False
     assert arguments == {
         "name": "m", "devices": "cpu:0", "tensor_split": None, "cache_type_k": None, "cache_type_v": None, "ctx_size": None,
         "ubatch_size": 512, "parallel": 1, "kv_unified": True, "exact": False, "threads": None, "deterministic": False, "kv": "device",

@@ -95,6 +95,16 @@ def test_texts_that_are_no_utf8_are_shown_escaped(run, model_path, tmp_path):
     assert outcome.status == 0 and facts_of(outcome)["name"] == "synth\\xfftic" and "does not load" not in facts_of(outcome)
     with nm.load(path, ctx_size=16) as model:
         assert model.generate_ids([5], max_tokens=1, ignore_eos=True)
+    tags = rewrite(
+        model_path,
+        tmp_path / "tags.gguf",
+        {
+            "general.tags": (["text", "caf_", "x"], VALUE.ARRAY, VALUE.STRING),
+            "quantize.imatrix.file": ("/home/caf_/imatrix.dat", VALUE.STRING),
+        },
+    )
+    tags.write_bytes(tags.read_bytes().replace(b"caf_", b"caf\xe9"))
+    assert run("info", str(tags)).status == 0 and "does not load" not in run("info", str(tags)).out
     path.write_bytes(model_path.read_bytes().replace(b"<|im_start|>", b"<|im_st\xffrt|>"))
     outcome = run("info", str(path))
     assert outcome.status == 1 and "tokenizer.ggml.tokens[1] is not UTF-8" in outcome.out

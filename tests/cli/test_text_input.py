@@ -78,6 +78,14 @@ def test_a_bad_line_of_a_conversation_is_left_out(run, next_model, typed):
     assert model.detokenize(model.calls[2][0]).endswith("user:Again ☃;")
 
 
+def test_a_chat_in_utf_16_is_refused(run, next_model, typed):
+    """Its later lines would be taken for text with zeros between the letters."""
+    model = next_model("Yes")
+    typed("Hello\nAgain\n".encode("utf-16"))
+    outcome = run("chat", "m")
+    assert outcome.status == 2 and "standard input is UTF-16 text, expected UTF-8" in outcome.err and not model.calls
+
+
 @pytest.mark.parametrize("variables", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"LC_ALL": "C.UTF-8"}])
 def test_arguments_are_utf_8_in_any_locale(variables):
     def call(*arguments: bytes) -> subprocess.CompletedProcess[bytes]:

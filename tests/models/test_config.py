@@ -178,8 +178,13 @@ def test_the_largest_gemma3_scales_scores_by_its_width(tmp_path: Path) -> None:
 
 
 def test_layers_of_next_token_prediction_are_no_layers(tmp_path: Path) -> None:
-    config = llama_with(tmp_path, {"nextn_predict_layers": whole(1)}, n_layer=3)
+    source = write_model(tmp_path / "plain.gguf", n_layer=3)
+    with_one = {"llama.nextn_predict_layers": whole(1)}
+    own = {"blk.2.nextn.eh_proj.weight": np.ones((256, 512), np.float32), "blk.2.nextn.hnorm.weight": np.ones(256, np.float32)}
+    config = config_of(rewrite(source, tmp_path / "predicts.gguf", with_one, own))
     assert config.shape.n_layer == len(config.layers) == 2
+    with pytest.raises(ModelFileError, match=r"blk\.2\.attn_norm\.weight \(and 8 more\) has no place"):  # a layer like the others
+        config_of(rewrite(source, tmp_path / "not.gguf", with_one))
     with pytest.raises(ModelFileError, match="3 layers of next-token prediction among 3 blocks"):
         llama_with(tmp_path, {"nextn_predict_layers": whole(3)}, n_layer=3)
 
@@ -249,7 +254,7 @@ def test_heads_in_one_tensor_are_those_of_three(tmp_path: Path) -> None:
             logits.append(model.logits([5, 6, 7, 8]))
     np.testing.assert_array_equal(logits[0], logits[1])
     short = rewrite(plain, tmp_path / "short.gguf", tensors={**fused, "blk.1.attn_qkv.bias": np.ones(7, np.float32)})
-    with pytest.raises(ModelFileError, match=r"blk.1.attn_qkv.bias has the shape \[7\], expected the outputs of blk.1.attn_q.bias"):
+    with pytest.raises(ModelFileError, match=r"short.gguf: the tensor blk.1.attn_qkv.bias has the shape \[7\], expected the outputs of blk.1.attn_q.bias"):
         config_of(short)
 
 

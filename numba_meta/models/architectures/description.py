@@ -56,9 +56,12 @@ def describe_model(file: GGUFFile) -> ModelDescription:
             f"{file.path.name}: the architecture {shown(file.architecture, 60)!r} is not supported; supported are {known}"
         )
     keys = Keys(file)
-    config = architecture.read(keys)
-    whole = ModelDescription(architecture, config, _parted(file.tensors, architecture.parts(config, file.tensors)))
-    graph = whole.graph(BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, F32, F32))
+    try:
+        config = architecture.read(keys)
+        whole = ModelDescription(architecture, config, _parted(file.tensors, architecture.parts(config, file.tensors)))
+        graph = whole.graph(BatchShape(1, 1, 1, 1, 1, 1 if config.window else 0, F32, F32))
+    except ModelFileError as error:
+        raise error if str(error).startswith(file.path.name) else keys.error(str(error)) from None
     read = {leaf.name for leaf in graph.leaves if leaf.role is Role.WEIGHT}
     unread = [name for name in whole.tensors if name not in read and name not in config.constants]
     if (problem := _problem_of(unread, keys)) is not None:
@@ -88,8 +91,9 @@ def _problem_of(unread: Iterable[str], keys: Keys) -> str | None:
     """What is wrong with tensors that no graph reads; None where they are harmless."""
     wrong = [name for name in unread if not any(pattern.fullmatch(name) for pattern in _HARMLESS)]
     by_layer = {name: int(match[1]) for name in wrong if (match := _LAYER_NAME.match(name))}
-    # Blocks of next-token prediction, which nothing here uses yet, are the last ones of `block_count`.
-    wrong = [name for name in wrong if not keys.n_layer <= by_layer.get(name, -1) < keys.n_blocks]
+    # Blocks of next-token prediction, which nothing here uses yet, are the last ones of `block_count`, and have tensors of that name.
+    predicting = {layer for name, layer in by_layer.items() if layer >= keys.n_layer and ".nextn." in name}
+    wrong = [name for name in wrong if by_layer.get(name, -1) not in predicting]
     if not wrong:
         return None
     first, more = shown(wrong[0]), f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

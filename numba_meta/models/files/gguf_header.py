@@ -190,7 +190,7 @@ class _Cursor:
             return str(raw, "utf-8", "backslashreplace")
 
 
-def _read_strings(cursor: _Cursor, count: int, what: str) -> list[str]:
+def _read_strings(cursor: _Cursor, count: int, what: str, may_be_bytes: bool) -> list[str]:
     # The hot loop of a large vocabulary: locals only, one bounds check a string.
     data, end, unpack = cursor.data, cursor.end, _U64.unpack
     position, n_read = cursor.position, len(data)
@@ -210,7 +210,8 @@ def _read_strings(cursor: _Cursor, count: int, what: str) -> list[str]:
             try:
                 strings.append(str(data[start:position], "utf-8"))
             except UnicodeDecodeError as error:
-                cursor.object_to(f"{what}[{len(strings)}] is not UTF-8 ({error.reason} at byte {start + error.start})")
+                if not may_be_bytes:
+                    cursor.object_to(f"{what}[{len(strings)}] is not UTF-8 ({error.reason} at byte {start + error.start})")
                 strings.append(str(data[start:position], "utf-8", "backslashreplace"))
     except struct.error:
         cursor.fail(f"{what} ends after {len(strings)} of {count} strings")
@@ -218,7 +219,7 @@ def _read_strings(cursor: _Cursor, count: int, what: str) -> list[str]:
     return strings
 
 
-def _read_array(cursor: _Cursor, what: str, depth: int) -> list[Any]:
+def _read_array(cursor: _Cursor, what: str, depth: int, may_be_bytes: bool) -> list[Any]:
     kind = cursor.number(_U32, f"the element type of {what}")
     if kind not in _MIN_VALUE_BYTES:
         cursor.fail(f"{what} has the unknown element type {kind}")
@@ -226,11 +227,11 @@ def _read_array(cursor: _Cursor, what: str, depth: int) -> list[Any]:
     if count > MAX_ARRAY_ELEMENTS:
         cursor.fail(f"{what} has {count} elements, expected at most {MAX_ARRAY_ELEMENTS}")
     if kind == _STRING:
-        return _read_strings(cursor, count, what)
+        return _read_strings(cursor, count, what, may_be_bytes)
     if kind == _ARRAY:
         if depth >= MAX_ARRAY_DEPTH:
             cursor.fail(f"{what} nests arrays more than {MAX_ARRAY_DEPTH} deep")
-        return [_read_array(cursor, what, depth + 1) for _ in range(count)]
+        return [_read_array(cursor, what, depth + 1, may_be_bytes) for _ in range(count)]
     number = np.dtype(_NUMBERS[kind])
     start = cursor.need(count * number.itemsize, what)
     values = np.frombuffer(cursor.data[start : cursor.position], number)
@@ -240,11 +241,12 @@ def _read_array(cursor: _Cursor, what: str, depth: int) -> list[Any]:
 def _read_value(cursor: _Cursor, key: str) -> Any:
     what = f"the key {shown(key)}"
     kind = cursor.number(_U32, f"the type of {what}")
+    # What people write about a model decides nothing.
+    may_be_bytes = key.startswith(("general.", "quantize.", "split.")) and key != "general.architecture"
     if kind == _STRING:
-        # What people write about a model decides nothing.
-        return cursor.string(what, MAX_STRING_BYTES, key.startswith("general.") and key != "general.architecture")
+        return cursor.string(what, MAX_STRING_BYTES, may_be_bytes)
     if kind == _ARRAY:
-        return _read_array(cursor, what, 1)
+        return _read_array(cursor, what, 1, may_be_bytes)
     if kind not in _NUMBERS:
         cursor.fail(f"{what} has the unknown value type {kind}")
     number = np.dtype(_NUMBERS[kind])

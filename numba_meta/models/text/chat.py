@@ -27,6 +27,19 @@ _MAX_REASON = 200  # characters of a template's own error message that are passe
 _DISGUISE = "\0disguise"  # the name of the `Disguise` among a template's variables, which no template can write
 
 
+def template_sources(metadata: Mapping[str, Any], file_name: str | None = None) -> dict[str, str]:
+    """The templates of a GGUF header by their keys, those that are blank left out. Raises ModelFileError for one that is not text."""
+    sources = {}
+    for key in (_TEMPLATE_KEY, f"{_TEMPLATE_KEY}.default", f"{_TEMPLATE_KEY}.{_TOOL_USE}"):
+        source = metadata.get(key)
+        if source is not None and not isinstance(source, str):
+            where = key if file_name is None else f"{file_name}: {key}"
+            raise ModelFileError(f"{where} is of type {type(source).__name__}, expected a string")
+        if source and source.strip():
+            sources[key] = source
+    return sources
+
+
 class ChatTemplate:
     """The chat template of one model, compiled on first use so that a faulty one disturbs nobody who does not chat.
 
@@ -46,15 +59,8 @@ class ChatTemplate:
         Beside `tokenizer.chat_template` a file may have named ones: `.default`, which stands in for it, and `.tool_use`. Raises
         ModelFileError for one that is not text.
         """
-        sources = {}
-        for key in (_TEMPLATE_KEY, f"{_TEMPLATE_KEY}.default", f"{_TEMPLATE_KEY}.{_TOOL_USE}"):
-            source = metadata.get(key)
-            if source is not None and not isinstance(source, str):
-                where = key if file_name is None else f"{file_name}: {key}"
-                raise ModelFileError(f"{where} is of type {type(source).__name__}, expected a string")
-            if source and source.strip():
-                sources[key.removeprefix(_TEMPLATE_KEY)] = source
-        tool_use = sources.pop(f".{_TOOL_USE}", None)
+        sources = template_sources(metadata, file_name)
+        tool_use = sources.pop(f"{_TEMPLATE_KEY}.{_TOOL_USE}", None)
         source = next(iter(sources.values()), tool_use)
         return None if source is None else cls(source, tokenizer, tool_use, file_name)
 
