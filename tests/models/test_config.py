@@ -254,7 +254,7 @@ def test_heads_in_one_tensor_are_those_of_three(tmp_path: Path) -> None:
             logits.append(model.logits([5, 6, 7, 8]))
     np.testing.assert_array_equal(logits[0], logits[1])
     short = rewrite(plain, tmp_path / "short.gguf", tensors={**fused, "blk.1.attn_qkv.bias": np.ones(7, np.float32)})
-    with pytest.raises(ModelFileError, match=r"short.gguf: the tensor blk.1.attn_qkv.bias has the shape \[7\], expected the outputs of blk.1.attn_q.bias"):
+    with pytest.raises(ModelFileError, match=r"short.gguf: .* blk.1.attn_qkv.bias has the shape \[7\]"):
         config_of(short)
 
 
