@@ -231,5 +231,5 @@ def _to_json() -> Callable[..., str]:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(getattr(error, "message", None) or error).split()) or type(error).__name__
     return text if len(text) <= _MAX_REASON else text[: _MAX_REASON - 1] + "…"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from jinja2 import nodes
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from numba_meta.models.text.template_sandbox import GenerationBlock, check_source
+from numba_meta.models.text.template_sandbox import GenerationBlock, SandboxedTemplates, check_source
 
 _CUTS = ("split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "replace",
          "removeprefix", "removesuffix", "strip", "lstrip", "rstrip")  # fmt: skip
@@ -15,7 +14,7 @@ _CUTS = ("split", "rsplit", "partition", "rpartition", "startswith", "endswith",
 def parse(source: str) -> nodes.Template:
     """The syntax tree of a template. Raises as `template_sandbox.compile_template`."""
     check_source(source)
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
+    environment = SandboxedTemplates(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
     return environment.parse(source)
 
 
