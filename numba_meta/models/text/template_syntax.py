@@ -36,6 +36,11 @@ def looked_for(tree: nodes.Template) -> frozenset[str]:
     return frozenset(found)
 
 
+def knows_role(tree: nodes.Template, role: str) -> bool:
+    """Whether a literal of the template's code is the name of `role`; comments and what it writes as it is are none."""
+    return any(constant.value == role for constant in tree.find_all(nodes.Const))
+
+
 def asks_for_none(tree: nodes.Template) -> bool:
     """Whether the template asks if a content is none, and so has an answer for that."""
     for test in tree.find_all(nodes.Test):
