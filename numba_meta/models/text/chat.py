@@ -51,6 +51,7 @@ class ChatTemplate:
         self.source = source
         self.tool_use = tool_use
         self._tokenizer = tokenizer
+        self._file_name = file_name
         self._key = _TEMPLATE_KEY if file_name is None else f"{file_name}: {_TEMPLATE_KEY}"
 
     @classmethod
@@ -64,6 +65,9 @@ class ChatTemplate:
         tool_use = sources.pop(f"{_TEMPLATE_KEY}.{_TOOL_USE}", None)
         source = next(iter(sources.values()), tool_use)
         return None if source is None else cls(source, tokenizer, tool_use, file_name)
+
+    def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str, Tokenizer, str | None, str | None]]:
+        return type(self), (self.source, self._tokenizer, self.tool_use, self._file_name)  # copies are compiled anew
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The prompt's text for `messages` (`{"role": …, "content": …}`; content is text, or a list of `{"type": "text", "text": …}`).
