@@ -13,6 +13,7 @@ import pytest
 from numba_meta.errors import ModelFileError, UsageError
 from numba_meta.models.files.gguf import read_gguf
 from numba_meta.models.text.chat import ChatTemplate
+from numba_meta.models.text.template_check import template_problem
 from numba_meta.models.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -271,5 +272,7 @@ def test_a_faulty_template_disturbs_only_who_chats() -> None:
     with pytest.raises(ModelFileError, match="not a valid Jinja template") as caught:
         template.render(HELLO)
     assert "\n" not in str(caught.value)
+    reason = "is not a valid Jinja template: Expected an expression, got 'end of statement block'"
+    assert f"{reason};" in str(caught.value) and (template_problem({KEY: template.source}, "a file") or "").endswith(reason)
     with pytest.raises(ModelFileError, match="expected a string"):
         made(["a list"])

@@ -123,7 +123,7 @@ class ChatTemplate:
         except EndlessTemplateError as error:
             raise ModelFileError(f"{self._key} does not come to an end: {error}; give the prompt as plain text instead") from None
         except Exception as error:  # a template is a program of the file's author and can raise anything
-            raise UsageError(f"the model's chat template refuses these messages: {_one_line(error)}") from None
+            raise UsageError(f"the model's chat template refuses these messages: {one_line(error)}") from None
 
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
@@ -188,7 +188,7 @@ def _compiled(source: str, key: str) -> _Program:
         template = compile_template(source, _functions(), {"tojson": _to_json()})
     except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
         raise ModelFileError(
-            f"{key} is not a valid Jinja template: {_one_line(error)}; give the prompt as plain text instead"
+            f"{key} is not a valid Jinja template: {one_line(error)}; give the prompt as plain text instead"
         ) from None
 
     def writes(content: Any) -> str:
@@ -241,6 +241,7 @@ def _to_json() -> Callable[..., str]:
     return to_json
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What went wrong in a template, in one line, without the lines of the template that Jinja adds."""
     text = " ".join(str(getattr(error, "message", None) or error).split()) or type(error).__name__
     return text if len(text) <= _MAX_REASON else text[: _MAX_REASON - 1] + "…"
