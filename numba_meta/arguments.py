@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -37,6 +37,11 @@ def switch(name: str, value: object) -> bool:
     raise UsageError(f"{name} {value!r:.60} is impossible; expected True or False")
 
 
+def is_iterable(value: object) -> TypeGuard[Iterable[Any]]:
+    """Whether a value has entries; an array of numpy's without axes looks as if it had."""
+    return isinstance(value, Iterable) and not (isinstance(value, np.ndarray) and value.ndim == 0)
+
+
 def file_path(what: str, value: object) -> Path:
     """The path of a file; `what` says what for, as in `a state is saved to`."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
@@ -61,6 +66,6 @@ def token_ids(ids: object, what: str = "the prompt") -> list[int]:
 
 def listed_prompts(prompts: object) -> list[Any]:
     """The prompts of a list, each still to be read."""
-    if isinstance(prompts, (str, bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (str, bytes, bytearray, Mapping)) or not is_iterable(prompts):
         raise UsageError(f"the prompts are {type(prompts).__name__} {str(prompts)[:40]!r}; expected a list of texts or of token ids")
     return list(prompts)

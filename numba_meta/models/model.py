@@ -53,17 +53,17 @@ class Model(LoadedModel):
     def tokenizer(self) -> Tokenizer:
         """Built from the file's vocabulary at its first use."""
         self._check_open()
-        if isinstance(self._built_tokenizer, ModelFileError):
-            raise self._built_tokenizer
+        if isinstance(self._built_tokenizer, str):
+            raise ModelFileError(self._built_tokenizer)
         return self._built_tokenizer
 
     @cached_property
-    def _built_tokenizer(self) -> Tokenizer | ModelFileError:
-        """The tokenizer, or why there is none."""
+    def _built_tokenizer(self) -> Tokenizer | str:
+        """The tokenizer, or the text that says why there is none (an error that is kept would hold the frames it was raised in)."""
         try:
             return Tokenizer(check_tokenizer(self._file.metadata, self.config.shape.n_vocab))
         except ModelFileError as error:
-            return ModelFileError(f"{self._file.path.name}: the tokenizer cannot be built: {error}; only ids can be used")
+            return f"{self._file.path.name}: the tokenizer cannot be built: {error}; only ids can be used"
 
     @cached_property
     def _n_tokens(self) -> int:

@@ -6,10 +6,11 @@ Everything is exact: proportions are fractions of what the user wrote, and round
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import accumulate
 
+from numba_meta.arguments import is_iterable
 from numba_meta.errors import SplitError, UsageError
 
 # An exponent of up to three digits: "1e999999999" would fill the memory as an exact fraction.
@@ -30,7 +31,7 @@ def parse_tensor_split(value: str | Sequence[object] | None, n_devices: int) -> 
     if value is None:
         return (Fraction(1, n_devices),) * n_devices
     if not isinstance(value, str):
-        if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray, Set, Mapping)):
+        if not is_iterable(value) or isinstance(value, (bytes, bytearray, Set, Mapping)):
             raise UsageError(f"tensor split {value!r}: expected numbers in order, one per device, as in '55,45' or (55, 45)")
         value = list(value)
     shown = value if isinstance(value, str) else ",".join(map(_text, value))

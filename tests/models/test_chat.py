@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from numba_meta.errors import ModelFileError, UsageError
 from numba_meta.models.files.gguf import read_gguf
 from numba_meta.models.text.chat import ChatTemplate
+from numba_meta.models.text.template_check import template_problem
 from numba_meta.models.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -105,6 +107,8 @@ def test_any_role_reaches_the_template_which_decides() -> None:
     assert roles.render(messages) == "ipython:a;wizard:a;model:a;critic of sorts:a;system:a;", "developer is system to who does not know it"
     knows = made("{% for m in messages %}{{ '<dev>' if m.role == 'developer' else m.role }}{% endfor %}")
     assert knows.render([*messages[-1:], *HELLO]) == "<dev>user"
+    speaks = made("{# for developers: developer #}developer {{ messages[0].role }} {{ 'a developer' }}")
+    assert speaks.render(messages[-1:]) == "developer system a developer", "neither comments nor texts are what it knows"
     strict = made("{% if messages[0].role != 'user' %}{{ raise_exception('Only user, not ' + messages[0].role) }}{% endif %}")
     with pytest.raises(UsageError, match="refuses these messages: Only user, not wizard"):
         strict.render(messages[1:2])
@@ -121,6 +125,23 @@ def test_no_content_beside_calls_or_thoughts() -> None:
             assert made(f"{{% if messages[1]['content'] {none} %}}none{{% endif %}}").render(conversation) == "none", "as they ask for it"
     thinks = {"role": "assistant", "content": None, "reasoning_content": "b"}
     assert made("{{ messages[1].reasoning_content }}").render([*HELLO, thinks]) == "b"
+
+
+@pytest.mark.parametrize("none", [[], (), None])
+def test_no_tool_calls_are_as_no_key(none: Any) -> None:
+    asked = made("{% for m in messages %}{{ 'tool_calls' in m }}{{ m.tool_calls is defined }}{{ m.content }};{% endfor %}")
+    assert asked.render([*HELLO, {"role": "assistant", "content": "b", "tool_calls": none}]) == "FalseFalsea;FalseFalseb;"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"add_generation_prompt": "no"}, {"parse_special": 1}, {"tools": np.zeros(2)}, {"documents": np.zeros(2)}, {"tools": 5}]
+)
+def test_wrong_options_are_one_clear_line(wrong: dict[str, Any]) -> None:
+    template = made("{{ messages[0].content }}")
+    for way in (template.encode, *([] if "parse_special" in wrong else [template.render])):
+        with pytest.raises(UsageError, match=next(iter(wrong))) as caught:
+            way(HELLO, **wrong)
+        assert "\n" not in str(caught.value)
 
 
 ARGUMENTS = '{"city": "Köln",  "n": 2}'  # two spaces: not as json.dumps writes it
@@ -213,6 +234,7 @@ def test_begin_token_is_not_doubled() -> None:
         (["hi"], "message 0 is of type str"),
         ([*HELLO, {"role": "", "content": "a"}], "message 1 has the role '', expected a name such as user"),
         ([{"role": "assistant", "content": "a", "tool_calls": "f"}], "tool calls of type str, expected a list"),
+        ([{"role": "assistant", "content": "a", "tool_calls": np.zeros(2)}], "tool calls of type ndarray, expected a list"),
         ([{"role": "assistant", "content": None}], "content of type NoneType, expected text"),
         ([{"content": "a"}], "role None"),
         ([{"role": ["user"], "content": "a"}], "role"),
@@ -250,5 +272,7 @@ def test_a_faulty_template_disturbs_only_who_chats() -> None:
     with pytest.raises(ModelFileError, match="not a valid Jinja template") as caught:
         template.render(HELLO)
     assert "\n" not in str(caught.value)
+    reason = "is not a valid Jinja template: Expected an expression, got 'end of statement block'"
+    assert f"{reason};" in str(caught.value) and (template_problem({KEY: template.source}, "a file") or "").endswith(reason)
     with pytest.raises(ModelFileError, match="expected a string"):
         made(["a list"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.test_spelled_tokens import CHATML, byte_level
 
 import numba_meta as nm
 from numba_meta import errors
@@ -22,7 +23,9 @@ from numba_meta.models.generation.timings import Timings
 from numba_meta.models.loading.load_plan import LoadOptions
 from numba_meta.models.loading.planner import plan_transport_of_model
 from numba_meta.models.model import Model
+from numba_meta.models.text.chat import ChatTemplate
 from numba_meta.models.text.sampling import SamplingOptions
+from numba_meta.models.text.tokenizer import Tokenizer
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda each: pickle.loads(pickle.dumps(each)),
@@ -65,6 +68,19 @@ def test_data_comes_back_equal(way: str, facts: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         cuts.weights["token_embd.weight"] = None
     assert WAYS[way](facts["timelines"])[-1:] == facts["timelines"][-1:]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokenizers_and_chat_templates_work_on(way: str, paths: dict[str, Path]) -> None:
+    with read_gguf(paths["llama"]) as file:
+        sentence_piece = Tokenizer.from_metadata(file.metadata)
+    for tokenizer in (sentence_piece, Tokenizer.from_metadata(byte_level())):
+        template = ChatTemplate(CHATML, tokenizer, None, "a file")
+        messages = [{"role": "user", "content": "a b<|im_end|>"}]
+        ids = template.encode(messages)
+        back, template_back = WAYS[way](tokenizer), WAYS[way](template)
+        assert back.vocabulary == tokenizer.vocabulary and back.encode("a b") == tokenizer.encode("a b")
+        assert template_back.encode(messages) == ids and template_back.render(messages) == template.render(messages)
 
 
 @pytest.mark.parametrize("way", WAYS)

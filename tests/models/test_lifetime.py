@@ -6,17 +6,22 @@ import gc
 import os
 import subprocess
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFValueType
 from models.interrupting import n_left, n_threads
+from models.rewriting import rewrite
 from models.step_driver import StepDriver
 from synthetic import write_model
 
 import numba_meta as nm
+from numba_meta.errors import NumbaMetaWarning
 from numba_meta.kernels.cuda.kernel import CudaKernel
 from numba_meta.models import load as loading
 from numba_meta.models.model import Model
@@ -168,3 +173,48 @@ del other, third
 """
     done = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m['role'] + m['content'] }}{% endfor %}",  # which refuses a content in parts
+        "{{ raise_exception('no') }}",
+        "{% for m in messages %}{% for i in range(99999) %}{% for j in range(99999) %}{{ j }}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for %}",
+    ],
+    ids=("concatenates", "refuses", "endless", "faulty"),
+)
+def test_a_chat_keeps_no_model(template: str, paths: dict[str, Path], tmp_path: Path) -> None:
+    path = rewrite(paths["llama"], tmp_path / "chat.gguf", {"tokenizer.chat_template": (template, GGUFValueType.STRING)})
+
+    def ask(model: Model) -> None:
+        assert model.chat_template is not None
+        for messages in ([{"role": "user", "content": "a"}], "x"):
+            for way in (model.chat_template.render, model.chat_template.encode):
+                with suppress(nm.UsageError, nm.ModelFileError):
+                    way(messages)
+
+    model = nm.load(path, **OPTIONS)
+    ask(model)
+    gone = weakref.ref(model)
+    del model
+    assert gone() is None
+
+
+def test_a_tokenizer_that_cannot_be_built_keeps_no_model(paths: dict[str, Path], tmp_path: Path) -> None:
+    path = rewrite(paths["llama"], tmp_path / "ids.gguf", {"tokenizer.ggml.model": ("unknown", GGUFValueType.STRING)})
+    with pytest.warns(NumbaMetaWarning):
+        model = nm.load(path, **OPTIONS)
+
+    def n_frames(model: Model) -> int:
+        try:
+            model.tokenize("a")
+        except nm.ModelFileError as error:
+            return len(list(traceback.walk_tb(error.__traceback__)))
+        raise AssertionError
+
+    assert n_frames(model) == n_frames(model), "each error is a new one"
+    gone = weakref.ref(model)
+    del model
+    assert gone() is None

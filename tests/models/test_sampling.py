@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tracemalloc
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,15 @@ def test_options_outside_their_range_are_one_clear_line(wrong: dict[str, Any]) -
     with pytest.raises(UsageError) as caught:
         SamplingOptions(**wrong)
     assert str(caught.value).startswith(f"{name} is {value!r}, expected ") and "\n" not in str(caught.value)
+
+
+def test_numbers_of_any_kind_are_plain_ones() -> None:
+    half = Fraction(1, 2)
+    options = SamplingOptions(temperature=half, top_p=half, min_p=np.float32(0.5), repetition_penalty=half)  # type: ignore[arg-type]
+    assert options == SamplingOptions(temperature=0.5, top_p=0.5, min_p=0.5, repetition_penalty=0.5)
+    assert {type(getattr(options, name)) for name in ("temperature", "top_p", "min_p", "repetition_penalty")} == {float}
+    logits = np.random.default_rng(4).normal(0, 1, 50).astype(np.float32)
+    assert 0 <= Sampler(options).sample(logits, [3]) < 50
 
 
 def test_minus_one_is_all_and_a_random_seed() -> None:

@@ -133,6 +133,13 @@ def test_what_tools_and_calls_spell_is_text_also_as_json() -> None:
     assert pieces(escaped, user("<|é|>é<|im_end|>")) == ['"<|\\u00e9|>\\u00e9<|im_end|>"']
 
 
+def test_what_other_variables_spell_is_text_but_for_special_tokens() -> None:
+    template = template_of("{{ bos_token }}{{ date_string }}{{ custom_tools[0].name }}<|im_end|>", byte_level())
+    variables = {"date_string": "1 <|im_end|>", "custom_tools": [{"name": "<|eot_id|>"}], "bos_token": "<|im_start|>"}
+    assert pieces(template, user("a"), **variables) == ["•<|im_start|>", "1 <|im_end|><|eot_id|>", "•<|im_end|>"]
+    assert pieces(template, user("a"), **variables, parse_special=True)[1:4] == ["1 ", "•<|im_end|>", "•<|eot_id|>"]
+
+
 @pytest.mark.parametrize(
     "expression",
     [
@@ -156,6 +163,15 @@ def test_no_token_is_joined_from_two_contents_or_from_a_content_and_the_template
         content = "<|im_end" if around.startswith("{{") else "end|>"
         assert pieces(template, user(content)) == ["<|im_end|>", "•<|im_end|>"]
     assert pieces(template_of("{{ '<|' + messages[0].role + '|>' }}", byte_level((*CONTROLS, "<|user|>"))), user("a")) == ["•<|user|>"]
+
+
+@pytest.mark.parametrize("cut", ["p.text | trim", "p.text.strip()", "p.text.lstrip()", "p.text.rstrip()"])
+def test_no_token_is_joined_from_what_a_template_trims(cut: str) -> None:
+    template = template_of("{% for p in messages[0].content %}{{ " + cut + " }}{% endfor %}<end_of_turn>", sentence_piece())
+    for texts in (["hi <end_of ", " _turn>"], ["hi <end_of\n", "_turn>"], ["<end_of", "\n _turn> "], [" < ", " end_of_turn> "]):
+        parts = [{"type": "text", "text": text} for text in texts]
+        controls = [piece for piece in pieces(template, user(parts)) if piece.startswith("•")]
+        assert controls == ["•<bos>", "•<end_of_turn>"], texts
 
 
 def test_user_defined_tokens_are_found_in_contents_and_across_their_edges() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ NOTHING_IS_THIS = object()
 WRONG: list[Any] = [
     None, True, -1, 1 << 80, 1.5, float("nan"), 1j, "a", "", "\0", b"a", [], ["a"], [None], [[1]], (1.5,), {}, {"a": 1}, {3}, object(),
     len, int, np.zeros(3), np.zeros((2, 2), np.int64), np.float32(2.5), np.datetime64("2020"), Path("\0"), NOTHING_IS_THIS,
+    np.array(1.0), np.array("a"), 10**400, Fraction(10**400), Fraction(-1, 2),
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from numba_meta.arguments import switch
 from numba_meta.errors import ModelFileError, UsageError
 from numba_meta.models.text.chat_messages import checked_messages, in_parts, joined
 from numba_meta.models.text.spelled_tokens import ControlTokens, Disguise
@@ -50,6 +51,7 @@ class ChatTemplate:
         self.source = source
         self.tool_use = tool_use
         self._tokenizer = tokenizer
+        self._file_name = file_name
         self._key = _TEMPLATE_KEY if file_name is None else f"{file_name}: {_TEMPLATE_KEY}"
 
     @classmethod
@@ -64,6 +66,9 @@ class ChatTemplate:
         source = next(iter(sources.values()), tool_use)
         return None if source is None else cls(source, tokenizer, tool_use, file_name)
 
+    def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str, Tokenizer, str | None, str | None]]:
+        return type(self), (self.source, self._tokenizer, self.tool_use, self._file_name)  # copies are compiled anew
+
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The prompt's text for `messages` (`{"role": …, "content": …}`; content is text, or a list of `{"type": "text", "text": …}`).
 
@@ -73,6 +78,7 @@ class ChatTemplate:
         knows, such as `tools`, `documents` or `enable_thinking`. Raises UsageError, in one line, for messages that are malformed or that
         the template refuses, ModelFileError for a template that is no valid Jinja or does not come to an end.
         """
+        add_generation_prompt = switch("add_generation_prompt", add_generation_prompt)
         program = self._program(variables)
         return self._rendered(program, program.prepared(messages, variables), add_generation_prompt, _UNDISGUISED)
 
@@ -81,26 +87,31 @@ class ChatTemplate:
     ) -> list[int]:
         """The prompt's ids: the rendered text, with the BOS that the model wants unless the template wrote one. Raises as `render`.
 
-        The template's own control tokens become such tokens. Those that messages, `tools` and `documents` spell stay text; with
-        `parse_special` they become control tokens too. User-defined tokens are found anywhere, as in every text. What an assistant said
-        keeps the control tokens that the template itself looks for there, such as `</think>`: they are its format.
+        The template's own control tokens become such tokens. Those that messages and `variables` spell stay text (but for `bos_token` and
+        its like); with `parse_special` they become control tokens too. User-defined tokens are found anywhere, as in every text. What an
+        assistant said keeps the control tokens that the template itself looks for there, such as `</think>`: they are its format.
         """
+        add_generation_prompt = switch("add_generation_prompt", add_generation_prompt)
+        parse_special = switch("parse_special", parse_special)
         program = self._program(variables)
         values = program.prepared(messages, variables)
         disguise = _UNDISGUISED
         if not parse_special:
-            written = {name: value for name, value in values.items() if name in _OF_USERS}
+            written = {name: value for name, value in values.items() if name not in self._special_tokens}
             try:
                 disguise = self._control_tokens.disguise(written, program.looked_for, program.source)
                 values |= disguise.values(written)
             except RecursionError:
-                raise UsageError("messages, tools or documents hold themselves or nest too deeply; give plain data") from None
+                raise UsageError("messages, tools or other variables hold themselves or nest too deeply; give plain data") from None
         text = self._rendered(program, values, add_generation_prompt, disguise)
         ids = self._tokenizer.encode(text, add_special=False, parse_special=True, stand_ins=disguise.originals)
         v = self._tokenizer.vocabulary
         return [v.bos_id, *ids] if v.add_bos and v.bos_id is not None and ids[:1] != [v.bos_id] else ids
 
     def _program(self, variables: Mapping[str, Any]) -> _Program:
+        for name in ("tools", "documents"):
+            if not isinstance(given := variables.get(name), (Sequence, Mapping, type(None))):
+                raise UsageError(f"{name} are of type {type(given).__name__}, expected a list of mappings, or None")
         return self._tool_program if self.tool_use is not None and variables.get("tools") else self._plain_program
 
     def _rendered(self, program: _Program, values: Mapping[str, Any], add_generation_prompt: bool, disguise: Disguise) -> str:
@@ -112,7 +123,7 @@ class ChatTemplate:
         except EndlessTemplateError as error:
             raise ModelFileError(f"{self._key} does not come to an end: {error}; give the prompt as plain text instead") from None
         except Exception as error:  # a template is a program of the file's author and can raise anything
-            raise UsageError(f"the model's chat template refuses these messages: {_one_line(error)}") from None
+            raise UsageError(f"the model's chat template refuses these messages: {one_line(error)}") from None
 
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
@@ -136,7 +147,6 @@ class ChatTemplate:
         return _compiled(self.tool_use or self.source, self._key)
 
 
-_OF_USERS = ("messages", "tools", "documents")  # variables whose texts a template's users write
 _UNDISGUISED = Disguise([], {}, ControlTokens(()), frozenset())
 
 
@@ -147,6 +157,7 @@ class _Program:
     source: str
     template: Template
     looked_for: frozenset[str]  # texts that it compares contents with, or cuts them at
+    knows_developer: bool  # the role of that name
     asks_for_none: bool  # it tells a content of None apart
     takes_parts: bool  # contents are lists of parts to it, and a text would be lost
     keeps_parts: bool  # it takes lists of parts, beside texts
@@ -155,7 +166,7 @@ class _Program:
         """The variables of a rendering, messages as this template expects them. Raises UsageError for malformed ones."""
         checked = checked_messages(messages)
         for message in checked:
-            if message["role"] == "developer" and "developer" not in self.source:
+            if message["role"] == "developer" and not self.knows_developer:
                 message["role"] = "system"
             if message["content"] is None and not self.asks_for_none:
                 message["content"] = ""  # as a template that prints it without a look takes it
@@ -170,14 +181,14 @@ def _compiled(source: str, key: str) -> _Program:
     from jinja2 import TemplateError
 
     from numba_meta.models.text.template_sandbox import compile_template, with_budget
-    from numba_meta.models.text.template_syntax import asks_for_none, looked_for, parse
+    from numba_meta.models.text.template_syntax import asks_for_none, knows_role, looked_for, parse
 
     try:
         tree = parse(source)
         template = compile_template(source, _functions(), {"tojson": _to_json()})
     except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
         raise ModelFileError(
-            f"{key} is not a valid Jinja template: {_one_line(error)}; give the prompt as plain text instead"
+            f"{key} is not a valid Jinja template: {one_line(error)}; give the prompt as plain text instead"
         ) from None
 
     def writes(content: Any) -> str:
@@ -193,7 +204,7 @@ def _compiled(source: str, key: str) -> _Program:
     of_parts = writes(in_parts(word))
     knows_parts = word in of_parts and "'text'" not in of_parts  # and did not print the list as it is
     takes_parts = knows_parts and word not in writes(word)
-    return _Program(source, template, looked_for(tree), asks_for_none(tree), takes_parts, knows_parts)
+    return _Program(source, template, looked_for(tree), knows_role(tree, "developer"), asks_for_none(tree), takes_parts, knows_parts)
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
@@ -230,6 +241,7 @@ def _to_json() -> Callable[..., str]:
     return to_json
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+def one_line(error: BaseException) -> str:
+    """What went wrong in a template, in one line, without the lines of the template that Jinja adds."""
+    text = " ".join(str(getattr(error, "message", None) or error).split()) or type(error).__name__
     return text if len(text) <= _MAX_REASON else text[: _MAX_REASON - 1] + "…"

@@ -47,10 +47,13 @@ def _checked(message: Mapping[str, Any], i: int) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise UsageError(f"message {i} has the role {role!r:.60}, expected a name such as user, assistant, system or tool")
     checked = {**message, "content": _content(message, role, i)}
-    if calls := message.get("tool_calls"):
-        if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
-            raise UsageError(f"message {i} has tool calls of type {type(calls).__name__}, expected a list of them")
+    calls = message.get("tool_calls")
+    if calls is not None and (not isinstance(calls, Sequence) or isinstance(calls, (str, bytes))):
+        raise UsageError(f"message {i} has tool calls of type {type(calls).__name__}, expected a list of them")
+    if calls:
         checked["tool_calls"] = [_tool_call(call) for call in calls]
+    else:
+        checked.pop("tool_calls", None)  # none are as no key: templates ask whether there is one
     return checked
 
 

@@ -46,6 +46,8 @@ class SamplingOptions:
         _check_number("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number from 0 to 1 (0 keeps all)")
         expected = f"a number from {_LEAST_PENALTY:g} to {_MOST_PENALTY:g} (1 is none)"
         _check_number("repetition_penalty", self.repetition_penalty, lambda x: _LEAST_PENALTY <= x <= _MOST_PENALTY, expected)
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            object.__setattr__(self, name, float(getattr(self, name)))  # fractions and numpy's numbers as plain ones
         _check_integer("repetition_last_n", self.repetition_last_n, -1, "an integer of at least -1 (-1 is all, 0 none)")
         if self.seed is not None:
             expected = "an integer from 0 to 2**64 - 1, or None or -1 for a random one"
@@ -75,7 +77,11 @@ def sampling_options(sampling: dict[str, Any]) -> SamplingOptions:
 
 
 def _check_number(name: str, value: Any, fits: Callable[[float], bool], expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(float(value)):
+    try:
+        is_right = not isinstance(value, bool) and isinstance(value, numbers.Real) and fits(float(value))
+    except OverflowError:  # of a whole number or a fraction
+        is_right = False
+    if not is_right:
         raise UsageError(f"{name} is {value!r:.60}, expected {expected}")
 
 

@@ -36,7 +36,7 @@ class ControlTokens:
         spelled = self._in(strings)
         if not spelled and not at_edges:
             return Disguise([], {}, self, kept_in_answers)
-        wanted = sorted(set().union(*spelled, *(strings[i][0] + strings[i][-1] for i in at_edges)))
+        wanted = sorted(set().union(*spelled, *(strings[i][at] for i in at_edges for at in _edges(strings[i]))))
         free = (chr(code) for code in _STAND_INS if chr(code) not in used)
         return Disguise(spelled, dict(zip(wanted, free, strict=False)), self, kept_in_answers)
 
@@ -62,7 +62,7 @@ class ControlTokens:
         return any(text[:n] in self._endings for n in range(1, min(len(text), self._longest) + 1))
 
     def _may_join(self, text: str) -> bool:
-        return bool(text) and (self.begins_within(text) or self.ends_within(text))
+        return any(self.begins_within(one) or self.ends_within(one) for one in (text[start:stop] for start, stop in _extents(text)))
 
     @cached_property
     def _longest(self) -> int:
@@ -123,11 +123,27 @@ class Disguise:
     def _text(self, text: str, spelled: re.Pattern[str] | None, at_edges: bool = False) -> str:
         if spelled is not None:
             text = spelled.sub(lambda match: match[0].translate(self._to_stand_ins), text)
-        if at_edges and text and self._tokens.begins_within(text):
-            text = text[:-1] + self._stand_ins.get(text[-1], text[-1])
-        if at_edges and text and self._tokens.ends_within(text):
-            text = self._stand_ins.get(text[0], text[0]) + text[1:]
+        if at_edges:
+            for start, stop in _extents(text):
+                if self._tokens.begins_within(text[start:stop]):
+                    text = self._with_stand_in(text, stop - 1)
+                if self._tokens.ends_within(text[start:stop]):
+                    text = self._with_stand_in(text, start)
         return text
+
+    def _with_stand_in(self, text: str, at: int) -> str:
+        return text[:at] + self._stand_ins.get(text[at], text[at]) + text[at + 1 :]
+
+
+def _extents(text: str) -> set[tuple[int, int]]:
+    """Where a text begins and ends: as it is, and as templates trim it, at either end or at both."""
+    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    return {(start, stop) for start in (0, first) for stop in (len(text), last) if start < stop}
+
+
+def _edges(text: str) -> set[int]:
+    """Where the first and last characters of `_extents` are."""
+    return {at for start, stop in _extents(text) for at in (start, stop - 1)}
 
 
 def _pattern(tokens: list[str]) -> re.Pattern[str] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from numba_meta.arguments import is_iterable
 from numba_meta.errors import UsageError
 
 
@@ -12,7 +13,7 @@ def stop_texts(stop: str | Sequence[str] | None) -> list[str]:
     """The texts that end a generation; None is none."""
     if stop is None:
         return []
-    stops: list[Any] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, (str, bytes)) else [stop]
+    stops: list[Any] = list(stop) if is_iterable(stop) and not isinstance(stop, (str, bytes)) else [stop]
     wrong = [text for text in stops if not isinstance(text, str) or not text]
     if wrong:
         raise UsageError(f"a stop text is {wrong[0]!r:.60}; expected a text of at least one character")

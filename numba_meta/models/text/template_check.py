@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from numba_meta.errors import ModelFileError, UsageError
-from numba_meta.models.text.chat import template_sources
+from numba_meta.models.text.chat import one_line, template_sources
 
 
 def check_chat(metadata: Mapping[str, Any], file_name: str) -> None:
@@ -31,5 +31,5 @@ def template_problem(metadata: Mapping[str, Any], file_name: str) -> str | None:
         try:
             parse(source)
         except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
-            return f"{file_name}: {key} is not a valid Jinja template: {' '.join(str(error).split())[:200]}"
+            return f"{file_name}: {key} is not a valid Jinja template: {one_line(error)}"
     return None

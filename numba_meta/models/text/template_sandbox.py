@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -84,6 +84,17 @@ def check_source(source: str) -> None:
     """Raises TemplateError for a template that is too long to be one."""
     if len(source) > MOST_SOURCE_CHARACTERS:
         raise TemplateError(f"it has {len(source):,} characters, expected at most {MOST_SOURCE_CHARACTERS:,}")
+
+
+class SandboxedTemplates(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox that raises errors as they are.
+
+    Jinja gives their tracebacks lines of the template. The frames for that lie in circles, which would hold every caller and what it holds
+    (a model) until garbage is collected, also behind an error that was caught.
+    """
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        raise  # Jinja calls this where it handles an error
 
 
 class GenerationBlock(Extension):
@@ -227,7 +238,7 @@ class _Formatter(SandboxedFormatter):
         return super().format_field(value, format_spec)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _Environment(SandboxedTemplates):
     """The sandbox whose operators and calls are counted."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))

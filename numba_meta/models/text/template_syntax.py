@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from jinja2 import nodes
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from numba_meta.models.text.template_sandbox import GenerationBlock, check_source
+from numba_meta.models.text.template_sandbox import GenerationBlock, SandboxedTemplates, check_source
 
 _CUTS = ("split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "replace",
          "removeprefix", "removesuffix", "strip", "lstrip", "rstrip")  # fmt: skip
@@ -15,7 +14,7 @@ _CUTS = ("split", "rsplit", "partition", "rpartition", "startswith", "endswith",
 def parse(source: str) -> nodes.Template:
     """The syntax tree of a template. Raises as `template_sandbox.compile_template`."""
     check_source(source)
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
+    environment = SandboxedTemplates(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
     return environment.parse(source)
 
 
@@ -35,6 +34,11 @@ def looked_for(tree: nodes.Template) -> frozenset[str]:
             constants = [part] if isinstance(part, nodes.Const) else part.find_all(nodes.Const)
             found.update(constant.value for constant in constants if isinstance(constant.value, str))
     return frozenset(found)
+
+
+def knows_role(tree: nodes.Template, role: str) -> bool:
+    """Whether a literal of the template's code is the name of `role`; comments and what it writes as it is are none."""
+    return any(constant.value == role for constant in tree.find_all(nodes.Const))
 
 
 def asks_for_none(tree: nodes.Template) -> bool:

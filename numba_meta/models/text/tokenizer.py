@@ -40,6 +40,9 @@ class Tokenizer:
         """The tokenizer of a GGUF header's metadata. Raises ModelFileError (one line) where it is missing, unknown or inconsistent."""
         return cls(read_vocabulary(metadata))
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[Vocabulary]]:
+        return type(self), (self.vocabulary,)  # copies are built anew: what encodes is made of closures
+
     def __repr__(self) -> str:
         v = self.vocabulary
         ids = f"bos_id={v.bos_id}, eos_id={v.eos_id}, eog_ids={sorted(v.eog_ids)}"
