@@ -74,6 +74,7 @@ class CallLog:
         self._n_begun = self._n_done = 0  # steps of this call
         self._last = _Left(0, 0)  # the call before
         self._ended: tuple[int, int] | None = None  # the call and its begun steps when this rank's program ended
+        self._broken: str | None = None  # why no further call can be agreed on
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
         self._thread: int | None = None
@@ -100,6 +101,17 @@ class CallLog:
         Where one has said something else, the launch ends.
         """
         self.check_thread()
+        if self._ended is not None:
+            raise RankError(f"{call.kind} was called after the ranks have parted, at the end of the program; call it before that")
+        if self._broken is not None:
+            self._halt(f"{self.name} {self._broken}; {ALIKE}")
+        try:
+            return self._agreed(call)
+        except BaseException as error:  # of a signal's handler, say: the others may never hear of this call, or go on with it alone
+            self._broken = f"left call {self.number} ({call.kind}) with {type(error).__name__} while it waited for the others"
+            raise
+
+    def _agreed(self, call: Call) -> int:
         seed = secrets.randbits(_SEED_BITS)
         with self._changed:
             self._last = _Left(self.number, self._n_done)

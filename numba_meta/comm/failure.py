@@ -124,18 +124,22 @@ def ranks() -> Iterator[RankLaunch]:
         finally:
             alone.close()
         return
-    watchdog = Watchdog(launch.rank, os.uname().nodename)
+    watchdog, process = Watchdog(launch.rank, os.uname().nodename), os.getpid()
     watchdog.start()
     running: RankLaunch | None = None
     try:
         running = RankLaunch(open_world(lambda reason, speaks: _never_started(watchdog, reason, speaks)), watchdog)
+        watchdog.take_signals_again()
         yield running
     except BaseException as error:
+        if os.getpid() != process:  # a forked child ends as it likes: it is no rank
+            raise
         if not _is_normal_exit(error):
             _fail(running, watchdog, error)
         _end_well(running, watchdog)
         raise
-    _end_well(running, watchdog)
+    if os.getpid() == process:
+        _end_well(running, watchdog)
 
 
 def enter_ranks() -> RankLaunch:

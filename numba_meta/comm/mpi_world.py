@@ -90,6 +90,8 @@ def open_world(on_missing: Callable[[str, bool], None] | None = None) -> World:
     if launch.alone:
         return SoloWorld()
     mpi = import_mpi(launch)
+    if mpi.Is_finalized():
+        raise RankError("MPI has ended in this process, and cannot start again; load all models before `ranks()` ends")
     arrived = threading.Event()
     attendance = None
     owns_mpi = not mpi.Is_initialized()  # else by the program that uses numba_meta

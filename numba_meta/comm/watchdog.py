@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -21,7 +22,7 @@ from typing import NoReturn
 from numba_meta.comm.calls import CallLog
 from numba_meta.comm.ending import Ending, Event, Kind, choose_ending, killed, silent
 from numba_meta.comm.mesh import Peer
-from numba_meta.comm.processes import kill_process
+from numba_meta.comm.processes import is_at_work, kill_process
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0  # 30 heartbeats missed
@@ -73,6 +74,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Takes over SIGTERM, SIGINT and SIGHUP where this is the main thread, and begins to watch."""
+        _watch_forks(weakref.ref(self))
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 if signal.getsignal(number) == signal.SIG_IGN:  # by nohup, or a shell's background job: it stays so
@@ -82,6 +84,23 @@ class Watchdog:
             # The number of a signal is written here by the C handler, also while the main thread is inside MPI.
             self._old_wakeup = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._thread.start()
+
+    def take_signals_again(self) -> None:
+        """After MPI has started, whose libraries set handlers of their own (UCX: SIGHUP) behind Python's back."""
+        if threading.current_thread() is threading.main_thread():
+            for number in self._old_handlers:
+                signal.signal(number, signal.getsignal(number))
+
+    def forget(self) -> None:
+        """In a forked child, which is no rank: signals are its own, and the connections its parent's."""
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.set_wakeup_fd(-1)
+            for number, handler in self._old_handlers.items():
+                if handler is not None:
+                    signal.signal(number, handler)  # type: ignore[arg-type]
+        self._old_handlers.clear()
+        for each in (*(peer.socket for peer in self._peers.values()), self._wake, self._woken):
+            each.close()  # a killed parent's connections would stay open as long as the child lives
 
     def attach(self, peers: list[Peer]) -> None:
         """From now on the other ranks are watched too."""
@@ -234,9 +253,12 @@ class Watchdog:
 
     def _look_for_silence(self, now: float) -> None:
         for rank, heard in self._last_heard.items():
-            if now - heard > SILENCE_SECONDS and rank not in self._closed | self._finished and not self._events:
+            if now - heard <= SILENCE_SECONDS or rank in self._closed | self._finished or self._events:
+                continue
+            peer = self._peers[rank]
+            if not is_at_work(peer.process, peer.start):  # of another host nothing else is known
                 self._silent.add(rank)
-                self._add(silent(rank, self._peers[rank].host, now - heard))
+                self._add(silent(rank, peer.host, now - heard))
 
     def _kill_silent(self) -> None:
         """Ends ranks of this host that were stopped: a launcher's signals may reach no more than a process between."""
@@ -301,6 +323,25 @@ def _do_briefly(works: Sequence[Callable[[], None]]) -> None:
         thread = threading.Thread(target=all_of_them, daemon=True)
         thread.start()
         thread.join(PRINT_SECONDS * 2)
+
+
+def _watch_forks(watchdog: weakref.ref[Watchdog]) -> None:
+    """Forked children forget `watchdog`. A signal to a child waits until it has: the handler that it begins with is its parent's."""
+    masks: list[set[int]] = []
+
+    def before() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS))
+
+    def after() -> None:
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def after_in_child() -> None:
+        if (own := watchdog()) is not None:
+            own.forget()
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 
-from numba_meta.comm.processes import kill_process, start_of
+from numba_meta.comm.processes import is_at_work, kill_process, start_of
 
 
 def test_a_stopped_process_is_ended_and_another_one_is_not() -> None:
@@ -14,7 +14,10 @@ def test_a_stopped_process_is_ended_and_another_one_is_not() -> None:
     try:
         start = start_of(process.pid)
         assert start > start_of(os.getpid()) > 0
+        assert is_at_work(process.pid, start) and not is_at_work(process.pid, start + 1) and not is_at_work(process.pid, 0)
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert not is_at_work(process.pid, start)
         for wrong in (start - 1, 0):
             kill_process(process.pid, wrong)
         assert process.poll() is None

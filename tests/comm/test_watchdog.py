@@ -160,6 +160,22 @@ def test_a_rank_that_was_stopped_is_ended_and_does_not_speak(make, monkeypatch):
     assert process.wait(10) == -signal.SIGKILL
 
 
+def test_a_rank_of_this_host_that_is_at_work_is_waited_for(make, monkeypatch):
+    """What holds Python's lock (a long regular expression) keeps the rank's own watchdog from saying that it lives."""
+    monkeypatch.setattr(watchdog_module, "SILENCE_SECONDS", 0.2)
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        rank = make(1, (0,))
+        rank.dog._peers[0].process, rank.dog._peers[0].start = process.pid, start_of(process.pid)
+        time.sleep(1.0)
+        assert not rank.endings
+        process.send_signal(signal.SIGSTOP)
+        assert rank.ending().message.startswith("rank 0 (host0) sent no sign of life")
+    finally:
+        process.kill()
+        process.wait(10)
+
+
 def begin_aside(dog, monkeypatch):
     """In a thread, which in a rank would be ended with the process."""
     monkeypatch.setattr(calls_module, "_HALT_SECONDS", 0.0)

@@ -45,6 +45,8 @@ SLOW: dict[str, tuple[str, ...]] = {
     "wrong_model": ("made call 3: generate_ids of model 2; rank 0 (", "): generate_ids of model 1" + ALIKE),
     "threads": ("a second thread would use a model; over ranks one thread of the program loads models and makes all calls of them",),
     "caught": ("rank 1 (", "ended after call 1, rank 0 (", "made call 2: generate_ids" + ALIKE),
+    "interrupted_wait": ("rank 1 (", "left call 2 (generate_ids) with TimeoutError while it waited for the others" + ALIKE),
+    "hangs_up": ("rank 1 (", "was told to end (SIGHUP)"),
     "early": ("rank 1 (", "ended before it loaded a model, which the others do" + ALIKE),
 }
 
@@ -73,6 +75,20 @@ def test_generations_of_two_models_take_turns(model: str, tmp_path: Path) -> Non
     assert ended.status == 0 and ended.ranks == {0: 0, 1: 0} and ended.left == [] and said_in(ended.stderr) == [], ended.stderr
     first, second = ended.stdout.splitlines()
     assert first == second
+
+
+@slow
+def test_forked_children_are_no_ranks(model: str, tmp_path: Path) -> None:
+    ended = launch("forks", model, tmp_path)
+    assert ended.status == 0 and ended.ranks == {0: 0, 1: 0} and ended.left == [] and said_in(ended.stderr) == [], ended.stderr
+    first, second = ended.stdout.splitlines()
+    assert first == second
+
+
+@slow
+def test_a_call_after_the_end_hangs_nobody(model: str, tmp_path: Path) -> None:
+    ended = launch("after_the_end", model, tmp_path)
+    assert ended.seconds < 20 and ended.left == [] and "called after the ranks have parted, at the end of the program" in ended.stderr
 
 
 @slow

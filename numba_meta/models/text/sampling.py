@@ -54,8 +54,9 @@ class SamplingOptions:
             _check_integer("seed", self.seed, -1, expected)
             if self.seed >= 1 << 64:
                 raise UsageError(f"seed is {self.seed}, expected {expected}")
-            if self.seed == -1:
-                object.__setattr__(self, "seed", None)
+            object.__setattr__(self, "seed", None if self.seed == -1 else int(self.seed))
+        for name in ("top_k", "repetition_last_n"):
+            object.__setattr__(self, name, int(getattr(self, name)))  # numpy's small ones would overflow
 
     @property
     def greedy(self) -> bool:

@@ -5,7 +5,10 @@ A user's program: it knows of ranks only what `nm.load` does, and catches nothin
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -142,6 +145,51 @@ def caught(model: Model) -> None:
             pass
 
 
+def forks(model: Model) -> None:
+    """Children by fork are no ranks: ended by signals, by themselves, with an error; none of it is a reason to end."""
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+    child = fork.Process(target=time.sleep, args=(60,), daemon=True)
+    child.start()
+    child.terminate()
+    child.join(10)
+    assert child.exitcode == -signal.SIGTERM
+    fork.Process(target=time.sleep, args=(60,), daemon=True).start()  # ended with its parent
+    ended = os.fork()
+    if ended == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(ended, 0)[1]) == 7
+    print(model.generate_ids(PROMPT, 4, ignore_eos=True), flush=True)
+
+
+def interrupted_wait(model: Model) -> None:
+    """A handler of the program's own raises where a call waits for the others."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, late)
+    if own == 0:
+        time.sleep(2)
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5 * own)
+            model.generate_ids(PROMPT, 4)
+        except TimeoutError:
+            continue
+
+
+def hangs_up(model: Model) -> None:
+    if own == 1:
+        os.kill(os.getpid(), signal.SIGHUP)
+    endless(model)
+
+
+def after_the_end(model: Model) -> None:
+    """An exit handler from before the load runs after the ranks have parted."""
+
+
 def take_turns() -> None:
     """Nothing is wrong here: two models' generations, token by token."""
     with nm.load(path, **OPTIONS) as one, nm.load(path, **OPTIONS) as two:
@@ -166,6 +214,10 @@ def early() -> None:
 
 def main(scenario: str) -> None:
     (folder / f"started.{own}").touch()
+    if scenario == "after_the_end":
+        atexit.register(lambda: print(kept.generate_ids(PROMPT, 4)))
+        kept = nm.load(path, **OPTIONS)
+        return
     if scenario in ("take_turns", "early"):
         globals()[scenario]()
         return
